@@ -1,0 +1,5 @@
+"""Attention operations. No operation is built yet; see the README."""
+
+from fe_attention._version import __version__
+
+__all__ = ["__version__"]
