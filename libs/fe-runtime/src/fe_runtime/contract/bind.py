@@ -1,0 +1,315 @@
+"""Check one call against a contract and bind its dimensions. Metadata only: nothing here reads or writes an element."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fe_runtime.arrays import Device, alignment, describe, detect_framework
+from fe_runtime.dtypes import bits
+from fe_runtime.errors import InvalidArgumentError, explain, renamed
+from fe_runtime.strides import stride_order_of
+from fe_runtime.tensor_desc import TensorDesc
+
+from .declare import Contract, Input, OutputSpec
+from .options import any_of, check_option_kinds, check_option_values, short
+from .shapes import Dims, ShapePattern
+
+__all__ = ["Bound", "Sample", "bind", "row_alignment"]
+
+MAX_ALIGNMENT = 16
+"""Bytes of the widest load; a larger alignment makes no difference to any kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is kept of an array: its descriptor, its framework, and the alignment of its data pointer in bytes."""
+
+    desc: TensorDesc
+    framework: str
+    alignment: int
+
+    @staticmethod
+    def of(operation: str, name: str, array: object) -> Sample:
+        """Describe an array, a tracer, a :class:`TensorDesc` (taken as aligned) or a sample.
+
+        Raises
+        ------
+        TypeError
+            Not an array.
+        InvalidArgumentError
+            An array of an unknown dtype, or one that is not strided.
+        """
+        if isinstance(array, Sample):
+            return array
+        if isinstance(array, TensorDesc):
+            return Sample(describe(array, name), "descriptor", MAX_ALIGNMENT)
+        framework = detect_framework(array)
+        if framework == "unknown" and not hasattr(array, "__dlpack__"):
+            given = f"{type(array).__name__} {short(array)}"
+            raise TypeError(explain(operation, name, "be an array (torch, JAX or numpy)", given, _as_array(array)))
+        try:
+            return Sample(describe(array, name), framework, alignment(array))
+        except (TypeError, InvalidArgumentError) as error:
+            raise renamed(error, operation) from error
+
+
+@dataclass(slots=True)
+class Bound:
+    """One call, checked: what every later step (plan, outputs, fake function, documentation) works from.
+
+    ``arrays`` holds a descriptor for each input that is present, in the contract's canonical shape; ``given`` the
+    shape as it was passed. ``dims`` maps the contract's letters to extents, ``options`` the names to normalised
+    values. ``alignments`` is the largest power of two up to 16 that divides each data pointer and each stride but the
+    unit one, in bytes: every row starts at a multiple of it.
+    """
+
+    operation: str
+    framework: str = "unknown"
+    device: Device = field(default_factory=lambda: Device("cpu"))
+    arrays: dict[str, TensorDesc] = field(default_factory=dict)
+    given: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    alignments: dict[str, int] = field(default_factory=dict)
+    dims: Dims = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
+    outputs: tuple[OutputSpec | None, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether the optional input was passed."""
+        return name in self.arrays
+
+    def dtype(self, name: str) -> str | None:
+        """Dtype of an input, or ``None`` when it was not passed."""
+        desc = self.arrays.get(name)
+        return desc.dtype if desc is not None else None
+
+    def dim(self, letter: str) -> int:
+        """Extent of a dimension letter."""
+        extent = self.dims[letter]
+        if isinstance(extent, tuple):
+            raise KeyError(letter)
+        return extent
+
+    def same_place(self, device: Device) -> bool:
+        """Whether an array on this device can take part in the call. A tracer's device is unknown and fits any."""
+        return device == self.device or "unknown" in (device.type, self.device.type)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """Extents that ``...`` stands for."""
+        extents = self.dims.get("...", ())
+        return extents if isinstance(extents, tuple) else (extents,)
+
+    @property
+    def rows(self) -> int:
+        """Product of the batch extents."""
+        return math.prod(self.batch)
+
+
+def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, object]) -> Bound:
+    """Check a call and bind its dimensions.
+
+    Parameters
+    ----------
+    contract
+        The operation's declaration.
+    arrays
+        One entry per declared input, in order; ``None`` for an optional one that is absent. Arrays of any
+        framework, tracers, or :class:`TensorDesc`.
+    options
+        Values by name; missing names take their defaults.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong Python kind.
+    InvalidArgumentError
+        Anything else the contract forbids.
+
+    Notes
+    -----
+    The order of the checks: Python kinds, ranks, shapes, strides, dtypes, frameworks and devices, option values, rules.
+
+    Source
+    ------
+    Contract of cuDNN Frontend OSS 1.32: runtime conventions, errors.
+    """
+    bound = Bound(contract.operation)
+    samples = {
+        declared.name: sample
+        for declared, array in zip(contract.inputs, arrays, strict=True)
+        if (sample := _sample(bound, declared, array)) is not None
+    }
+    bound.options = check_option_kinds(contract, options)
+    _check_ranks(contract, bound)
+    _bind_shapes(contract, bound)
+    _check_layouts(contract, bound)
+    _check_dtypes(contract, bound)
+    _bind_place(bound, samples)
+    bound.options = check_option_values(contract, bound.options)
+    _resolve_options(contract, bound)
+    _check_rules(contract, bound)
+    _bind_outputs(contract, bound)
+    return bound
+
+
+def _sample(bound: Bound, declared: Input, array: object) -> Sample | None:
+    if array is None:
+        if declared.optional:
+            return None
+        rule = "be an array (torch, JAX or numpy)"
+        raise TypeError(explain(bound.operation, declared.name, rule, "None", "Pass the array."))
+    sample = Sample.of(bound.operation, declared.name, array)
+    bound.arrays[declared.name] = sample.desc
+    bound.given[declared.name] = tuple(sample.desc.shape)
+    return sample
+
+
+def _as_array(value: object) -> str:
+    """Return the sentence that tells how to make an array of a Python value."""
+    if isinstance(value, numbers.Number):
+        return "Pass numpy.asarray([value], dtype), of shape (1,), or an array of the other arguments' framework."
+    if isinstance(value, (list, tuple)):
+        return "Pass numpy.asarray(values, dtype), or an array of the other arguments' framework."
+    return "Pass an array."
+
+
+def _check_ranks(contract: Contract, bound: Bound) -> None:
+    for declared in contract.inputs:
+        desc = bound.arrays.get(declared.name)
+        if desc is None or any(pattern.fits_rank(desc.ndim) for pattern in declared.patterns):
+            continue
+        rule = "have shape " + " or ".join(str(pattern) for pattern in declared.patterns)
+        given = f"shape {tuple(desc.shape)}"
+        raise InvalidArgumentError(explain(bound.operation, declared.name, rule, given, _reshaped(declared, desc)))
+
+
+def _reshaped(declared: Input, desc: TensorDesc) -> str:
+    """Return the sentence that tells how to reach an accepted rank: by the elements at hand where they fit."""
+    letters = [token for token in declared.shape.split() if token != "1"]
+    extents = [extent for extent in desc.shape if extent != 1]
+    if not all(map(str.isalpha, letters)) or len({*letters}) != len(letters) or len(letters) != len(extents):
+        return "Reshape it to " + any_of(declared.patterns) + "."
+    shape = ShapePattern(declared.shape).shape(dict(zip(letters, extents, strict=True)))
+    return f"Reshape it to {shape}: {declared.name}.reshape({', '.join(map(str, shape))})."
+
+
+def _bind_shapes(contract: Contract, bound: Bound) -> None:
+    for declared in contract.inputs:
+        desc = bound.arrays.get(declared.name)
+        if desc is None:
+            continue
+        for number, pattern in enumerate(declared.patterns):
+            if not pattern.fits_rank(desc.ndim):
+                continue
+            dims = dict(bound.dims)
+            if pattern.match(desc.shape, dims) is None:
+                bound.dims = dims
+                if number:
+                    bound.arrays[declared.name] = _canonical_view(declared, pattern, desc, dims)
+                break
+        else:
+            raise _shape_error(bound, declared, desc)
+
+
+def _canonical_view(declared: Input, pattern: ShapePattern, desc: TensorDesc, dims: Dims) -> TensorDesc:
+    # An alternative form differs from the canonical one by unit dimensions only (the declaration is checked for that),
+    # so the strides of all other dimensions carry over. A unit dimension's stride is never used.
+    canonical = ShapePattern(declared.shape)
+    shape = canonical.shape(dims)
+    steps = iter([step for token, group in pattern.split(desc.stride) if token != "1" for step in group])
+    stride = tuple(
+        desc.numel() if token == "1" else next(steps) for token, group in canonical.split(shape) for _ in group
+    )
+    return replace(desc, shape=shape, stride=stride, stride_order=stride_order_of(shape, stride))
+
+
+def _shape_error(bound: Bound, declared: Input, desc: TensorDesc) -> InvalidArgumentError:
+    rules = []
+    for pattern in declared.patterns:
+        known = {letter: extent for letter, extent in bound.dims.items() if letter in pattern.tokens}
+        text = str(pattern)
+        if known:
+            text += " with " + ", ".join(f"{letter} = {extent}" for letter, extent in known.items())
+        rules.append(text)
+    rule = "have shape " + " or ".join(rules)
+    fix = "Its extents must agree with the other arguments."
+    return InvalidArgumentError(explain(bound.operation, declared.name, rule, f"shape {tuple(desc.shape)}", fix))
+
+
+def _check_layouts(contract: Contract, bound: Bound) -> None:
+    for declared in contract.inputs:
+        desc = bound.arrays.get(declared.name)
+        if desc is None or declared.layout.holds(desc.shape, desc.stride):
+            continue
+        given = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
+        raise InvalidArgumentError(
+            explain(bound.operation, declared.name, declared.layout.rule, given, declared.layout.fix)
+        )
+
+
+def _check_dtypes(contract: Contract, bound: Bound) -> None:
+    for declared in contract.inputs:
+        desc = bound.arrays.get(declared.name)
+        if desc is None:
+            continue
+        if desc.dtype not in declared.dtypes:
+            rule = f"have dtype {any_of(declared.dtypes)}"
+            raise InvalidArgumentError(explain(bound.operation, declared.name, rule, desc.dtype, "Convert it first."))
+        partner = bound.arrays.get(declared.dtype_of) if declared.dtype_of else None
+        if partner is not None and partner.dtype != desc.dtype:
+            rule, fix = f"have the dtype of {declared.dtype_of} ({partner.dtype})", "Convert one of them."
+            raise InvalidArgumentError(explain(bound.operation, declared.name, rule, desc.dtype, fix))
+
+
+def _bind_place(bound: Bound, samples: Mapping[str, Sample]) -> None:
+    framework_of = device_of = ""  # the arguments that fix them
+    for name, sample in samples.items():
+        desc = bound.arrays[name]
+        bound.alignments[name] = row_alignment(sample.alignment, desc)
+        if not framework_of or bound.framework == "descriptor":
+            framework_of, bound.framework = name, sample.framework
+        elif sample.framework not in ("descriptor", bound.framework):
+            rule = f"come from the framework of {framework_of} ({bound.framework})"
+            fix = "Convert one of them: frameworks cannot be mixed in one call."
+            raise InvalidArgumentError(explain(bound.operation, name, rule, sample.framework, fix))
+        if not device_of or bound.device.type == "unknown":
+            device_of, bound.device = name, desc.device
+        elif not bound.same_place(desc.device):
+            rule = f"be on the device of {device_of} ({bound.device})"
+            raise InvalidArgumentError(explain(bound.operation, name, rule, desc.device, "Move one of them."))
+
+
+def row_alignment(pointer: int, desc: TensorDesc) -> int:
+    """Return the largest power of two that divides ``pointer`` and the bytes of every stride but the unit one."""
+    steps = [step for extent, step in zip(desc.shape, desc.stride, strict=True) if extent != 1]
+    if 1 in steps:
+        steps.remove(1)  # one dimension runs through neighbours; rows at a second stride of 1 would start anywhere
+    for step in steps:
+        if isinstance(step, int) and step:  # a symbolic stride, while torch traces, says nothing
+            step_bytes = abs(step) * bits(desc.dtype) // 8
+            pointer = min(pointer, step_bytes & -step_bytes)
+    return pointer
+
+
+def _resolve_options(contract: Contract, bound: Bound) -> None:
+    for option in contract.options:
+        if bound.options[option.name] is None and option.resolve is not None:
+            bound.options[option.name] = option.resolve(bound)
+
+
+def _check_rules(contract: Contract, bound: Bound) -> None:
+    for rule in contract.rules:
+        if not rule.holds(bound):
+            error = rule.error or InvalidArgumentError
+            raise error(explain(bound.operation, rule.argument, rule.rule, rule.given(bound), rule.fix))
+
+
+def _bind_outputs(contract: Contract, bound: Bound) -> None:
+    bound.outputs = tuple(output.spec(bound) for output in contract.outputs)
+    for output, spec in zip(contract.outputs, bound.outputs, strict=True):
+        if spec is not None:  # a fresh allocation is aligned; its rows are if their length is
+            fresh = TensorDesc.of(spec.dtype, spec.shape, device=bound.device)
+            bound.alignments[output.name] = row_alignment(MAX_ALIGNMENT, fresh)

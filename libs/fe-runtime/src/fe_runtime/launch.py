@@ -1,0 +1,257 @@
+"""Prepared calls: everything about one signature that can be decided once, so that a warm call only allocates and
+launches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from operator import itemgetter, methodcaller
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .arrays import is_torch_tensor
+from .contract import Bound, OutputSpec
+from .dtypes import framework_dtype
+from .errors import InvalidArgumentError, explain
+from .plan import Form, Kernel
+
+if TYPE_CHECKING:
+    from .operation import Operation
+
+__all__ = [
+    "copy_into",
+    "direct_launch",
+    "is_empty",
+    "kernel_call",
+    "kernel_launch",
+    "present",
+    "reference_call",
+    "reference_launch",
+    "reference_outputs",
+]
+
+Presenter = Callable[[Any], Any] | None
+
+BYTES = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn", "float4_e2m1fn_x2"})
+"""Dtypes that kernels see as bytes: DLPack exporters differ in their support for them."""
+
+
+def kernel_call(
+    operation: Operation, bound: Bound, kernel: Kernel, run: Callable[..., object] | None
+) -> Callable[..., tuple[Any, ...]]:
+    """Return ``call(arrays) -> outputs`` that allocates the outputs and launches on torch's current stream.
+
+    Without elements there is no launch and ``run`` is not needed: see :func:`is_empty`.
+    """
+    allocators = [_allocator(bound, spec) for spec in bound.outputs]
+    launch = kernel_launch(operation, bound, kernel, run)
+    first = next(number for number, name in enumerate(operation.contract.input_names) if name in bound.arrays)
+
+    def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        like = arrays[first]
+        outputs = tuple([allocate and allocate(like) for allocate in allocators])
+        launch(arrays, outputs)
+        return outputs
+
+    return call
+
+
+def direct_launch(
+    operation: Operation, bound: Bound, kernel: Kernel, run: Callable[..., object]
+) -> Callable[[Sequence[Any], Sequence[Any]], bool] | None:
+    """Return ``launch(arrays, outputs) -> bool`` for operands that go to the kernel as they are, else ``None``.
+
+    The compiled signature checks dtypes, shapes, alignment and devices itself, faster than Python can. What it does not
+    check is checked here, for plain contiguous torch tensors: presence, emptiness, overlap. The launch returns False,
+    having done nothing, for anything else and whenever the signature rejects the call: then the checks of the contract
+    say what is wrong.
+    """
+    if bound.framework != "torch" or not kernel.form.related or any(_presenters(bound, kernel.form)):
+        return None
+    torch: Any = sys.modules["torch"]
+    plain = (torch.Tensor, torch.nn.Parameter)
+    there = [name in bound.arrays for name in operation.contract.input_names]
+    inputs = sum(there)
+    there += [spec is not None for spec in bound.outputs]
+    absent = [number for number, is_there in enumerate(there) if not is_there]
+    pick, scalars = _picker(there), _scalars(bound, kernel.form)
+    device = bound.device.index
+
+    def launch(arrays: Sequence[Any], results: Sequence[Any]) -> bool:
+        everything = (*arrays, *results)
+        for number in absent:
+            if everything[number] is not None:
+                return False
+        operands = pick(everything)
+        if type(operands[0]) not in plain or operands[0].get_device() != device:
+            return False
+        spans = []
+        for x in operands:
+            if type(x) not in plain or not x.is_contiguous() or x.is_neg() or not (size := x.nbytes):
+                return False
+            spans.append((start := x.data_ptr(), start + size))
+        for number in range(inputs, len(spans)):
+            start, stop = spans[number]
+            for low, high in spans[:number]:
+                if start < high and low < stop:
+                    return False
+        try:
+            run(*operands, *scalars)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return launch
+
+
+def kernel_launch(
+    operation: Operation, bound: Bound, kernel: Kernel, run: Callable[..., object] | None
+) -> Callable[..., None]:
+    """Return ``launch(arrays, outputs)`` that presents the operands as the kernel wants them and runs it.
+
+    Absent operands are left out: a kernel's arguments are the present inputs, the present outputs, the scalars.
+    """
+    if run is None or is_empty(bound):
+        return _empty_launch(operation, bound)
+    presenters, scalars = _presenters(bound, kernel.form), _scalars(bound, kernel.form)
+    present_inputs = _picker([name in bound.arrays for name in operation.contract.input_names])
+    present_outputs = _picker([spec is not None for spec in bound.outputs])
+
+    def launch(arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        operands = (*present_inputs(arrays), *present_outputs(results))
+        run(*[x if p is None else p(x) for x, p in zip(operands, presenters, strict=True)], *scalars)
+
+    def launch_as_given(arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        run(*present_inputs(arrays), *present_outputs(results), *scalars)
+
+    return launch if any(presenters) else launch_as_given
+
+
+def present(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """View an array in a kernel's shape, fp8 and fp4 as bytes; copies only where no view exists."""
+    if dtype in BYTES:
+        array = array.view(sys.modules["torch"].uint8 if is_torch_tensor(array) else np.uint8)
+    return array if tuple(array.shape) == shape else array.reshape(shape)
+
+
+def is_empty(bound: Bound) -> bool:
+    """Whether an operand of the call has no elements. Then no kernel is launched."""
+    shapes = [desc.shape for desc in bound.arrays.values()] + [spec.shape for spec in bound.outputs if spec is not None]
+    return any(0 in shape for shape in shapes)
+
+
+def reference_call(operation: Operation, bound: Bound) -> Callable[..., tuple[Any, ...]]:
+    """Return ``call(arrays) -> outputs`` that runs the reference on arrays of any framework."""
+
+    def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return reference_outputs(operation, bound, arrays)
+
+    return call
+
+
+def reference_outputs(operation: Operation, bound: Bound, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Run the reference on canonical shapes with the bound options."""
+    names = operation.contract.input_names
+    canonical = [
+        None if array is None else _canonical(bound, name, array) for name, array in zip(names, arrays, strict=True)
+    ]
+    with _quiet(bound.framework):
+        return tuple(operation.run_reference(*canonical, **bound.options))
+
+
+def reference_launch(operation: Operation, bound: Bound) -> Callable[..., None]:
+    """Return ``launch(arrays, outputs)`` that runs the reference and writes its results into the caller's outputs.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The arrays are of no framework whose operators the reference could use.
+    """
+    if bound.framework == "unknown":
+        rule = "be a torch or numpy array where no kernel serves the call"
+        fix = "Convert it with from_dlpack of one of them."
+        given = f"another DLPack producer on {bound.device}"
+        raise InvalidArgumentError(explain(bound.operation, next(iter(bound.arrays)), rule, given, fix))
+
+    def launch(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for output, result in zip(outputs, reference_outputs(operation, bound, arrays), strict=True):
+            if output is not None:
+                copy_into(output, result)
+
+    return launch
+
+
+def copy_into(output: Any, result: Any) -> None:
+    """Write a reference's result into the caller's array, which may hold the same bytes under another dtype."""
+    if output.dtype != result.dtype:  # packed FP4 pairs in a uint8 container, or the reverse
+        byte = sys.modules["torch"].uint8 if is_torch_tensor(output) else np.uint8
+        output, result = output.view(byte), result.view(byte)
+    if is_torch_tensor(output):
+        output.copy_(result)
+    else:
+        output[...] = result
+
+
+def _allocator(bound: Bound, spec: OutputSpec | None) -> Callable[[Any], Any] | None:
+    """Return ``allocate(first_input)`` for a torch output, or ``None`` for one that is absent."""
+    if spec is None:
+        return None
+    torch: Any = sys.modules["torch"]
+    name, first = next(iter(bound.arrays.items()))
+    if spec.dtype == first.dtype and spec.shape == bound.given[name] and first.is_contiguous():
+        like: Callable[[Any], Any] = torch.empty_like  # half the cost of spelling it out
+        return like
+    shape, empty = spec.shape, torch.empty
+    dtype, device = framework_dtype(spec.dtype, "torch"), torch.device(str(bound.device))
+    return lambda _first: empty(shape, dtype=dtype, device=device)
+
+
+def _picker(present: Sequence[bool]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that picks the present operands; which they are is part of a prepared call."""
+    numbers = [number for number, there in enumerate(present) if there]
+    if len(numbers) == 1:
+        number = numbers[0]
+        return lambda operands: (operands[number],)
+    return itemgetter(*numbers) if numbers else lambda _operands: ()
+
+
+def _empty_launch(operation: Operation, bound: Bound) -> Callable[..., None]:
+    # Reductions over nothing still have a value; the reference knows it.
+    if all(0 in spec.shape for spec in bound.outputs if spec is not None):
+        return lambda _arrays, _outputs: None
+    return reference_launch(operation, bound)
+
+
+def _scalars(bound: Bound, form: Form) -> tuple[object, ...]:
+    return tuple(bound.options[name] for name in form.scalars)
+
+
+def _presenters(bound: Bound, form: Form) -> list[Presenter]:
+    """Return for each present operand how it is brought to the kernel's form, ``None`` for one that has it."""
+    given = [(desc.dtype, bound.given[name]) for name, desc in bound.arrays.items()]
+    given += [(spec.dtype, spec.shape) for spec in bound.outputs if spec is not None]
+    wanted = [shape for shape in form.inputs + form.outputs if shape is not None]
+    return [_presenter(bound.framework, shape, *known) for shape, known in zip(wanted, given, strict=True)]
+
+
+def _presenter(framework: str, shape: tuple[int, ...], dtype: str, given: tuple[int, ...]) -> Presenter:
+    if dtype not in BYTES:
+        return None if shape == tuple(given) else lambda array: array.reshape(shape)
+    if framework == "torch" and shape == tuple(given):
+        return methodcaller("view", sys.modules["torch"].uint8)
+    return lambda array: present(array, shape, dtype)
+
+
+def _canonical(bound: Bound, name: str, array: Any) -> Any:
+    shape = bound.arrays[name].shape
+    return array if shape == bound.given[name] else array.reshape(shape)
+
+
+def _quiet(framework: str) -> Any:
+    # A reference meets infinities and overflows by contract; gradients are the bridges' business.
+    if framework == "numpy":
+        return np.errstate(all="ignore")
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if framework == "torch" and torch is not None else nullcontext()

@@ -1,0 +1,32 @@
+"""A declaration that contradicts itself is refused when it is made."""
+
+from __future__ import annotations
+
+import pytest
+from fe_dummy import CONTRACT
+
+from fe_runtime.contract import Input, Option
+
+
+def test_names_and_kinds_of_options() -> None:
+    assert CONTRACT.input_names == ("x", "weight", "bias", "mixer")
+    assert CONTRACT.output_names == ("y", "total")
+    assert CONTRACT.option_names == ("scale", "group", "total", "mode", "out_dtype")
+    assert [option.name for option in CONTRACT.runtime_options] == ["scale"]
+    assert [option.name for option in CONTRACT.static_options] == ["group", "total", "mode", "out_dtype"]
+
+
+@pytest.mark.parametrize("also", ["N C", "C N", "... C 2", "C"])
+def test_another_form_may_only_add_or_drop_ones(also: str) -> None:
+    with pytest.raises(ValueError, match="entries 1"):
+        Input("x", "... C", ("float32",), also=(also,))
+
+
+@pytest.mark.parametrize("also", ["... C 1", "1 ... C", "... 1 C"])
+def test_forms_with_ones_are_accepted(also: str) -> None:
+    assert len(Input("x", "... C", ("float32",), also=(also,)).patterns) == 2
+
+
+def test_a_rule_in_code_needs_words() -> None:
+    with pytest.raises(ValueError, match="in words"):
+        Option("eps", float, 1.0, holds=lambda value: bool(value))

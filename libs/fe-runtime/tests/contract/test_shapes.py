@@ -1,0 +1,146 @@
+"""Shape patterns, layouts and merged strides, against enumeration and torch's own rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fe_runtime.contract import ANY_LAYOUT, CONTIGUOUS, UNIT_INNER, ShapePattern, merged_strides
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "dims"),
+    [
+        ("... C", (2, 3, 64), {"...": (2, 3), "C": 64}),
+        ("... C", (64,), {"...": (), "C": 64}),
+        ("B ... C", (2, 3, 4, 64), {"B": 2, "...": (3, 4), "C": 64}),
+        ("B ... C", (2, 64), {"B": 2, "...": (), "C": 64}),
+        ("N N 2", (5, 5, 2), {"N": 5}),
+        ("", (), {}),
+        ("...", (), {"...": ()}),
+        ("... 4 C 1", (7, 4, 3, 1), {"...": (7,), "C": 3}),
+    ],
+)
+def test_a_matching_shape_binds_its_letters(text: str, shape: tuple[int, ...], dims: dict[str, object]) -> None:
+    pattern, bound = ShapePattern(text), {}
+    assert pattern.fits_rank(len(shape))
+    assert pattern.match(shape, bound) is None
+    assert bound == dims
+    assert pattern.shape(bound) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "known", "token"),
+    [
+        ("N N", (5, 6), {}, "N"),
+        ("N 2", (5, 3), {}, "2"),
+        ("C", (5,), {"C": 6}, "C"),
+        ("... C", (2, 3, 5), {"...": (2, 4)}, "..."),
+        ("... C", (2, 3, 5), {"...": (6,), "C": 5}, "..."),
+    ],
+)
+def test_the_token_that_disagrees_is_named(text: str, shape: tuple[int, ...], known: dict, token: str) -> None:
+    assert ShapePattern(text).match(shape, dict(known)) == token
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [("A B", {2}), ("...", {0, 1, 2, 3}), ("... C", {1, 2, 3}), ("B ... C 1", {3}), ("", {0})]
+)
+def test_ranks(text: str, ranks: set[int]) -> None:
+    assert {rank for rank in range(4) if ShapePattern(text).fits_rank(rank)} == ranks
+
+
+def test_patterns_print_as_python_shapes() -> None:
+    assert [str(ShapePattern(text)) for text in ("C", "... C", "...", "A B 1")] == [
+        "(C,)",
+        "(..., C)",
+        "(...)",
+        "(A, B, 1)",
+    ]
+
+
+small_shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = draw(small_shapes)
+    steps = st.sampled_from([-4, -1, 0, 1, 2, 3, 4, 6, 8, 12, 16, 24])
+    return shape, tuple(draw(steps) for _ in shape)
+
+
+def offsets(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
+    """Offset of every element, in row-major order of the indices."""
+    indices = itertools.product(*map(range, shape))
+    return [sum(i * s for i, s in zip(index, stride, strict=True)) for index in indices]
+
+
+@given(strided())
+def test_contiguous_means_consecutive_offsets(array: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    assert CONTIGUOUS.holds(*array) == (offsets(*array) == list(range(math.prod(array[0]))))
+
+
+@given(strided())
+def test_unit_inner_means_consecutive_rows(array: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    shape, stride = array
+    if 0 in shape or not shape:
+        assert UNIT_INNER.holds(shape, stride)
+        return
+    rows = np.array(offsets(shape, stride)).reshape(-1, shape[-1])
+    consecutive = (np.diff(rows, axis=1) == 1).all()
+    forwards = all(step >= 0 for extent, step in zip(shape[:-1], stride[:-1], strict=True) if extent > 1)
+    assert UNIT_INNER.holds(shape, stride) == (consecutive and forwards)
+
+
+@given(strided())
+def test_any_layout_is_any(array: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    assert ANY_LAYOUT.holds(*array)
+
+
+@given(strided(), st.integers(1, 2))
+def test_merged_strides_reach_the_same_rows(array: tuple[tuple[int, ...], tuple[int, ...]], keep: int) -> None:
+    shape, stride = array
+    if len(shape) < keep:
+        return
+    lead = shape[: len(shape) - keep], stride[: len(shape) - keep]
+    starts = offsets(*lead)
+    merged = merged_strides(shape, stride, keep)
+    evenly = len(set(np.diff(starts))) <= 1
+    if merged is None:
+        assert not evenly
+        return
+    extent, step = merged
+    assert extent == len(starts)
+    assert starts == [row * step for row in range(extent)] or extent <= 1
+
+
+def test_a_single_row_has_the_stride_of_a_dense_one() -> None:
+    # Nobody steps from it, but compiled code checks the number.
+    assert merged_strides((1, 1, 24), (7, 5, 1)) == (1, 24)
+    assert merged_strides((0, 3, 24), (7, 5, 1)) == (0, 24)
+    assert merged_strides((24,), (1,)) == (1, 24)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "keep", "merged"),
+    [
+        ((2, 3, 8), (36, 12, 1), 1, (6, 12)),
+        ((2, 3, 8), (37, 12, 1), 1, None),
+        ((2, 3, 4, 8), (96, 32, 8, 1), 1, (24, 8)),
+        ((2, 3, 4, 8), (200, 64, 8, 1), 2, None),
+        ((2, 3, 4, 8), (192, 64, 8, 1), 2, (6, 64)),
+        ((2, 1, 3, 8), (36, 5, 12, 1), 1, (6, 12)),  # nobody steps through an extent of 1
+        ((4, 1, 8), (12, 99, 1), 1, (4, 12)),
+        ((2, 3, 8), (0, 0, 1), 1, (6, 0)),  # broadcast
+        ((2, 3, 8), (0, 12, 1), 1, None),
+    ],
+)
+def test_merged_strides(
+    shape: tuple[int, ...], stride: tuple[int, ...], keep: int, merged: tuple[int, int] | None
+) -> None:
+    assert merged_strides(shape, stride, keep) == merged
