@@ -1,0 +1,15 @@
+"""Building blocks for device code, shared by the kernels of every library.
+
+Besides the compiler, this package is the only part of fe_runtime that imports the kernel language; no library loads
+it when it is imported. Each function states its formula and its error bound.
+
+| module | holds |
+|---|---|
+| ``types`` | dtype names to kernel types, architecture numbers |
+| ``arguments`` | stand-ins for a launcher's arguments while it is compiled |
+| ``memory`` | vectorised loads and stores of global memory, prefetch |
+| ``rows`` | how threads share a row, and how a row moves between memory and registers |
+| ``reduce`` | sums over a thread's registers, a warp, a block |
+| ``activation`` | sigmoid and SiLU |
+| ``convert`` | float32 to e4m3 and packed e2m1; NVFP4 scales and quotients |
+"""
