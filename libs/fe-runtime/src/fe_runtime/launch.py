@@ -47,7 +47,8 @@ def kernel_call(
     """
     allocators = [_allocator(bound, spec) for spec in bound.outputs]
     launch = kernel_launch(operation, bound, kernel, run)
-    first = next(number for number, name in enumerate(operation.contract.input_names) if name in bound.arrays)
+    there = [name in bound.arrays for name in operation.contract.input_names]
+    first = there.index(True)
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
         like = arrays[first]
@@ -55,7 +56,18 @@ def kernel_call(
         launch(arrays, outputs)
         return outputs
 
-    return call
+    allocate, *others = allocators
+    if allocate is None or any(others) or run is None or is_empty(bound) or any(_presenters(bound, kernel.form)):
+        return call
+    pick, scalars, absent = _picker(there), _scalars(bound, kernel.form), (None,) * len(others)
+
+    def call_as_given(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """The same for one output and operands that need no preparation, without the steps in between."""
+        output = allocate(arrays[first])
+        run(*pick(arrays), output, *scalars)
+        return (output, *absent)
+
+    return call_as_given
 
 
 def direct_launch(

@@ -143,13 +143,16 @@ def test_alignment_of_the_pointer(alignment: int) -> None:
         ((4, 8), (0, 1), 16),  # one row, read four times
         ((2, 4, 8), (33, 8, 1), 2),
         ((1, 8), (9, 1), 16),  # nobody steps to a second row
+        ((4, 1), (1, 1), 2),  # rows of one value
+        ((4, 1), (1, 4), 2),
+        ((4, 1), (12, 1), 8),
         ((4, 8), (1, 1), 2),  # overlapping windows: rows start anywhere
         ((8,), (1,), 16),
     ],
 )
 def test_alignment_of_the_rows(shape: tuple[int, ...], stride: tuple[int, ...], expected: int) -> None:
     x = TensorDesc.of("bfloat16", shape, stride)
-    assert call(x, TensorDesc.of("float32", (8,))).alignments["x"] == expected
+    assert call(x, TensorDesc.of("float32", shape[-1:])).alignments["x"] == expected
 
 
 def test_alignment_of_outputs_that_will_be_allocated() -> None:

@@ -15,7 +15,7 @@ from fe_runtime.tensor_desc import TensorDesc
 
 from .declare import Contract, Input, OutputSpec
 from .options import any_of, check_option_kinds, check_option_values, short
-from .shapes import Dims, ShapePattern
+from .shapes import ANY_LAYOUT, CONTIGUOUS, Dims, Layout, ShapePattern
 
 __all__ = ["Bound", "Sample", "bind", "row_alignment"]
 
@@ -147,7 +147,7 @@ def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, obj
     _bind_shapes(contract, bound)
     _check_layouts(contract, bound)
     _check_dtypes(contract, bound)
-    _bind_place(bound, samples)
+    _bind_place(contract, bound, samples)
     bound.options = check_option_values(contract, bound.options)
     _resolve_options(contract, bound)
     _check_rules(contract, bound)
@@ -264,11 +264,12 @@ def _check_dtypes(contract: Contract, bound: Bound) -> None:
             raise InvalidArgumentError(explain(bound.operation, declared.name, rule, desc.dtype, fix))
 
 
-def _bind_place(bound: Bound, samples: Mapping[str, Sample]) -> None:
+def _bind_place(contract: Contract, bound: Bound, samples: Mapping[str, Sample]) -> None:
+    layouts = {declared.name: declared.layout for declared in contract.inputs}
     framework_of = device_of = ""  # the arguments that fix them
     for name, sample in samples.items():
         desc = bound.arrays[name]
-        bound.alignments[name] = row_alignment(sample.alignment, desc)
+        bound.alignments[name] = row_alignment(sample.alignment, desc, layouts[name])
         if not framework_of or bound.framework == "descriptor":
             framework_of, bound.framework = name, sample.framework
         elif sample.framework not in ("descriptor", bound.framework):
@@ -282,16 +283,26 @@ def _bind_place(bound: Bound, samples: Mapping[str, Sample]) -> None:
             raise InvalidArgumentError(explain(bound.operation, name, rule, desc.device, "Move one of them."))
 
 
-def row_alignment(pointer: int, desc: TensorDesc) -> int:
-    """Return the largest power of two that divides ``pointer`` and the bytes of every stride but the unit one."""
-    steps = [step for extent, step in zip(desc.shape, desc.stride, strict=True) if extent != 1]
-    if 1 in steps:
-        steps.remove(1)  # one dimension runs through neighbours; rows at a second stride of 1 would start anywhere
-    for step in steps:
-        if isinstance(step, int) and step:  # a symbolic stride, while torch traces, says nothing
-            step_bytes = abs(step) * bits(desc.dtype) // 8
-            pointer = min(pointer, step_bytes & -step_bytes)
+def row_alignment(pointer: int, desc: TensorDesc, layout: Layout = CONTIGUOUS) -> int:
+    """Return the largest power of two that divides ``pointer`` and the bytes of every stride between runs.
+
+    A run is what a kernel reads side by side: the last dimension, or where the layout leaves it open the longest one
+    of stride 1. The stride of a single run means nothing.
+    """
+    run = _run(desc, layout)
+    for number, (extent, step) in enumerate(zip(desc.shape, desc.stride, strict=True)):
+        if number == run or not isinstance(step, int) or not step or extent == 1:
+            continue  # a symbolic stride, while torch traces, says nothing
+        step_bytes = abs(step) * bits(desc.dtype) // 8
+        pointer = min(pointer, step_bytes & -step_bytes)
     return pointer
+
+
+def _run(desc: TensorDesc, layout: Layout) -> int | None:
+    if layout is not ANY_LAYOUT:
+        return desc.ndim - 1
+    unit = [number for number, step in enumerate(desc.stride) if step == 1]
+    return max(unit, key=lambda number: desc.shape[number], default=None)
 
 
 def _resolve_options(contract: Contract, bound: Bound) -> None:
