@@ -555,6 +555,7 @@ print(seconds, "cutlass" in sys.modules)
 @pytest.mark.gpu(exclusive=True)
 def test_first_call_with_a_warm_disk_cache_needs_no_compiler(tmp_path: Path) -> None:
     env = {**os.environ, "FE_CACHE_DIR": str(tmp_path)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
     runs = []
     for _ in range(4):
         done = subprocess.run([sys.executable, "-c", FIRST_CALL], env=env, capture_output=True, text=True, check=True)

@@ -9,7 +9,8 @@ A record (schema ``fe-bench/1``) has the keys
 ``limit``
     ``kind`` (``"bytes"`` or ``"flops"``), ``per_second`` as measured in this run, ``what`` was measured
 ``host``
-    host time of a warm wrapper call and of the class's ``execute``; ``None`` where the CPU computes
+    host time of a warm wrapper call and of the class's ``execute`` in the quietest of some rounds, since other load on
+    the machine only adds to it, and the medians of all rounds; ``None`` where the CPU computes
 ``results``
     one entry per case: ``shape``, ``format``, ``dims``, ``dtype``, ``options``, ``bytes``, ``flops``, ``backend``,
     ``kernel`` (architecture and configuration, or ``None``), ``difference_from_reference``, ``entries``, and
@@ -53,6 +54,9 @@ MAX_DIFFERENCE = 0.01
 
 class BenchmarkError(RuntimeError):
     """A measurement that would not be of what it claims to be of."""
+
+
+HOST_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -147,14 +151,17 @@ def _host_times(workload: Workload, place: Place, settings: Settings) -> dict[st
     if not settings.host_calls or not (place.on_gpu and isinstance(place, TorchPlace)):
         return None
     problem = Problem(workload, workload.host, place, settings.seed)
-    measured = {
-        "wrapper": host_time(problem.wrapper_call(), place.wait, settings.host_calls),
-        "execute": host_time(problem.class_call(), place.wait, settings.host_calls),
-    }
-    return {
-        "case": f"{workload.host.shape} {workload.host.format}",
-        **{name: timing.as_json() for name, timing in measured.items()},
-    }
+    calls = {"wrapper": problem.wrapper_call(), "execute": problem.class_call()}
+    rounds = [
+        {name: host_time(call, place.wait, settings.host_calls // HOST_ROUNDS) for name, call in calls.items()}
+        for _ in range(HOST_ROUNDS)
+    ]
+    found: dict[str, Any] = {"case": f"{workload.host.shape} {workload.host.format}"}
+    for name in calls:
+        timings = [timing[name] for timing in rounds]
+        quietest = min(timings, key=lambda timing: timing.median)
+        found[name] = {**quietest.as_json(), "round_medians_us": [round(t.median * 1e6, 2) for t in timings]}
+    return found
 
 
 def _result(

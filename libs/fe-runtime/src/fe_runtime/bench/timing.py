@@ -162,7 +162,7 @@ class HostTimer:
         return self._clock() - began
 
 
-WARM_UP_SECONDS = 1.0
+WARM_UP_SECONDS = 0.25
 
 
 def host_time(

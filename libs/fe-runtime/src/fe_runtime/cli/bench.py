@@ -151,7 +151,7 @@ def print_record(terminal: Terminal, record: dict[str, Any]) -> None:
     if record["host"]:
         host = record["host"]
         times = ", ".join(f"{name} {time_text(host[name]['median_us'] * 1e-6)}" for name in ("wrapper", "execute"))
-        terminal.wrapped(f"host time of a warm call: {times} ({host['case']})")
+        terminal.wrapped(f"host time of a warm call, quietest round: {times} ({host['case']})")
     terminal.print()
     columns = COLUMNS if on_cpu else (*COLUMNS, SPEED)  # the reference is not made to be fast: no ratio
     rows: list[Sequence[str] | str] = []
