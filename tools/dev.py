@@ -33,6 +33,7 @@ CHECKS = {
     "types": ["mypy"],
     "spelling": ["codespell"],
     "lock": ["python", "tools/lock.py", "--check"],
+    "docs": ["python", "tools/docs.py", "--check"],
 }
 
 
