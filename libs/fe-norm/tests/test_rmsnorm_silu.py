@@ -293,9 +293,10 @@ def spec_of(x: TensorDesc, w: TensorDesc | None = None, **options: Any) -> Any:
 
 
 def test_rows_and_eps_are_not_in_the_kernel_key() -> None:
-    w = on_gpu((512,))
-    specs = {spec_of(on_gpu((rows, 512)), w, eps=eps) for rows in (1, 77, 2**22) for eps in (0.0, 1e-5)}
-    assert len(specs) == 1
+    for columns in (1, 33, 512):
+        w = on_gpu((columns,))
+        specs = {spec_of(on_gpu((rows, columns)), w, eps=eps) for rows in (1, 2, 77, 2**22) for eps in (0.0, 1e-5)}
+        assert len(specs) == 1
 
 
 def test_what_changes_the_code_is_in_the_kernel_key() -> None:

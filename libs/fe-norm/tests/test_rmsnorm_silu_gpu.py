@@ -188,15 +188,16 @@ def test_strided_and_unaligned_rows(stride: int, offset: int) -> None:
     run_and_check(x, vector(256, "bfloat16", 1), None, "bfloat16")
 
 
-def test_one_row_of_a_buffer_with_an_odd_pitch() -> None:
-    """The stride of a single row means nothing: it runs the kernel of aligned rows."""
+@pytest.mark.parametrize("columns", [33, 256])
+def test_one_row_runs_the_kernel_of_many(columns: int) -> None:
     from fe_runtime.compile import cache_info
 
-    w = vector(256, "bfloat16", 1)
-    run_and_check(rows(2, 256), w, None, "bfloat16")
+    w = vector(columns, "bfloat16", 1)
+    run_and_check(rows(7, columns), w, None, "bfloat16")
     before = compiles(cache_info())
-    run_and_check(rows(5, 1029)[:1, :256], w, None, "bfloat16")
+    run_and_check(rows(1, columns), w, None, "bfloat16")
     assert compiles(cache_info()) == before
+    run_and_check(rows(5, 1029)[:1, :columns], w, None, "bfloat16")
 
 
 @pytest.mark.parametrize("columns", [96, 97, 1000, 4096])

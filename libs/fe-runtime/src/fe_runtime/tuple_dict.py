@@ -55,8 +55,8 @@ class TupleDict(dict[str, Any]):
     @classmethod
     def of(cls, names: tuple[str, ...], values: Iterable[Any]) -> TupleDict:
         """Return the TupleDict that maps each of ``names`` to its value; cheaper than the constructor."""
-        result = cls.__new__(cls)
-        result.update(zip(names, values, strict=True))
+        result = dict.__new__(cls)
+        dict.update(result, zip(names, values, strict=False))  # on every warm call: the checks of strict cost too
         result._order = names
         return result
 

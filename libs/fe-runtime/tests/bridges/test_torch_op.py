@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fe_runtime.tuple_dict import TupleDict
 
+NAME = fe_toy.OPERATION.name  # loading the front door enters its operations into torch.ops
 X = expected.sample(3, 4)
 BIAS = np.float32([0.2, -0.4, 0.1, 0.6])
 
@@ -37,7 +38,7 @@ def recorder():
 
 
 def test_schema():
-    schema = str(torch.ops.fe_toy.scale_clamp.default._schema)
+    schema = str(getattr(torch.ops.fe_toy, NAME).default._schema)
     assert schema == (
         "fe_toy::scale_clamp(Tensor x, Tensor? bias=None, *, float scale=1., float limit=1., bool mask=False, "
         'str? out_dtype=None, str backend="auto") -> (Tensor y, Tensor kept)'

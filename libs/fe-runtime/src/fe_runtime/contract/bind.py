@@ -287,11 +287,12 @@ def row_alignment(pointer: int, desc: TensorDesc, layout: Layout = CONTIGUOUS) -
     """Return the largest power of two that divides ``pointer`` and the bytes of every stride between runs.
 
     A run is what a kernel reads side by side: the last dimension, or where the layout leaves it open the longest one
-    of stride 1. The stride of a single run means nothing.
+    of stride 1. The stride of a single run counts too, though nobody steps along it: one row takes the kernel that
+    more rows of the same array would.
     """
     run = _run(desc, layout)
-    for number, (extent, step) in enumerate(zip(desc.shape, desc.stride, strict=True)):
-        if number == run or not isinstance(step, int) or not step or extent == 1:
+    for number, step in enumerate(desc.stride):
+        if number == run or not isinstance(step, int) or not step:
             continue  # a symbolic stride, while torch traces, says nothing
         step_bytes = abs(step) * bits(desc.dtype) // 8
         pointer = min(pointer, step_bytes & -step_bytes)
