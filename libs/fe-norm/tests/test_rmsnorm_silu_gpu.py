@@ -321,16 +321,21 @@ def test_row_stride_beyond_two_to_the_31_elements() -> None:
 # --- streams, graphs, devices --------------------------------------------------------------------------------------
 
 
-def test_current_stream_is_followed() -> None:
-    w = vector(4096, "bfloat16", 1)
-    x = rows(4096, 4096)
-    want = rmsnorm_silu_wrapper(x, w)["o_tensor"].clone()
-    side = torch.cuda.Stream()
-    late = torch.full_like(x, float("nan"))
+def produced_late(x: Any) -> tuple[Any, Any]:
+    """Return a side stream and a copy of x that only appears on it after a while; until then it is NaN."""
+    side, late = torch.cuda.Stream(), torch.full_like(x, float("nan"))
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
         late.copy_(x)
+    return side, late
+
+
+def test_current_stream_is_followed() -> None:
+    x, w = rows(4096, 4096), vector(4096, "bfloat16", 1)
+    want = rmsnorm_silu_wrapper(x, w)["o_tensor"].clone()
+    side, late = produced_late(x)
+    with torch.cuda.stream(side):
         o = rmsnorm_silu_wrapper(late, w)["o_tensor"]
     side.synchronize()
     assert torch.equal(o, want)
@@ -338,15 +343,9 @@ def test_current_stream_is_followed() -> None:
 
 @pytest.mark.parametrize("form", ["stream", "handle"])
 def test_explicit_stream(form: str) -> None:
-    w = vector(4096, "bfloat16", 1)
-    x = rows(4096, 4096)
+    x, w = rows(4096, 4096), vector(4096, "bfloat16", 1)
     want = rmsnorm_silu_wrapper(x, w)["o_tensor"].clone()
-    side = torch.cuda.Stream()
-    late = torch.full_like(x, float("nan"))
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
-        late.copy_(x)
+    side, late = produced_late(x)
     o = rmsnorm_silu_wrapper(late, w, current_stream=side if form == "stream" else side.cuda_stream)["o_tensor"]
     side.synchronize()
     assert torch.equal(o, want)

@@ -1,7 +1,9 @@
-"""The operation that the tests of the centre share (``support``), and stand-ins for a GPU and for compiled kernels."""
+"""The operation that the tests of the centre share (``support``), stand-ins for a GPU and for compiled kernels, and the
+library that the benchmark's and the command's tests find."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,3 +52,16 @@ def fallback_not_yet_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plan, "_warned", set())
     monkeypatch.delenv("FE_STRICT", raising=False)
+
+
+@pytest.fixture
+def scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The workload of ``fe_example``, a library that is importable, not installed, and the only one that is found."""
+    from fe_runtime.bench import discover
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "bench"))
+    monkeypatch.setattr(discover, "_entry_points", lambda: iter(()))
+    monkeypatch.setattr(discover, "_on_the_path", lambda: [("fe_example", "fe_example.workloads:WORKLOADS")])
+    yield importlib.import_module("fe_example.workloads").SCALE
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fe_example"]:
+        del sys.modules[name]

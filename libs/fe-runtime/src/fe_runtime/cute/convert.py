@@ -9,7 +9,6 @@ __all__ = ["E2M1_MAX", "E4M3_MAX", "block_quotients", "e2m1_word", "e4m3_code", 
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
-CODES_PER_WORD = 8
 
 _EXPONENT = 0x7F800000
 _MANTISSA_BITS = 23

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import datetime
-import importlib
-import importlib.metadata
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from fe_runtime.bench.machine import commit_record, gpu_record, today, versions
+
 __all__ = ["describe_run", "gpu_names"]
 
-DISTRIBUTIONS = (
-    "torch",
-    "jax",
-    "jaxlib",
-    "numpy",
-    "ml_dtypes",
-    "nvidia-cutlass-dsl",
-    "apache-tvm-ffi",
-    "jax-tvm-ffi",
-)
-LIBRARIES = ("fe_runtime", "fe_gemm", "fe_attention", "fe_norm", "fe_conv", "fe_rope")
+MORE = ("jaxlib", "fe-gemm", "fe-attention", "fe-norm", "fe-conv", "fe-rope")
+"""Packages whose versions matter to a test run beside those that matter to a benchmark."""
 
 
 def describe_run(root: Path, commit: str | None = None) -> dict[str, Any]:
@@ -38,21 +26,17 @@ def describe_run(root: Path, commit: str | None = None) -> dict[str, Any]:
         Recorded instead of asking git, for a tree that travelled without its git folder; a suffix ``-dirty`` says that
         it differs.
     """
-    dirty: bool | None
-    if commit is not None:
-        dirty = commit.endswith("-dirty")
-        commit = commit.removesuffix("-dirty")
+    if commit is None:
+        found = commit_record(root) or {"id": None, "changed": None}
     else:
-        commit = _git(root, "rev-parse", "HEAD")
-        status = _git(root, "status", "--porcelain")
-        dirty = None if status is None else bool(status)
+        found = {"id": commit.removesuffix("-dirty"), "changed": commit.endswith("-dirty")}
     return {
-        "commit": commit,
-        "dirty": dirty,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": found["id"],
+        "dirty": found["changed"],
+        "date": today(),
+        "versions": {"python": platform.python_version(), **versions(MORE)},
         "gpus": gpu_names(),
-        "driver": _driver_version(),
+        "driver": (gpu_record() or {}).get("driver"),
     }
 
 
@@ -72,35 +56,3 @@ def gpu_names() -> list[str]:
         if not driver.cuDeviceGet(ctypes.byref(handle), ordinal) and not driver.cuDeviceGetName(name, 256, handle):
             names.append(name.value.decode(errors="replace"))
     return names
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    for name in LIBRARIES:  # by import, since a source tree on the path is not an installed distribution
-        with contextlib.suppress(ImportError):
-            found[name.replace("_", "-")] = str(importlib.import_module(f"{name}._version").__version__)
-    return found
-
-
-def _driver_version() -> str | None:
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    text = ctypes.create_string_buffer(96)
-    if library.nvmlInit_v2():
-        return None
-    status = library.nvmlSystemGetDriverVersion(text, 96)
-    library.nvmlShutdown()
-    return None if status else text.value.decode(errors="replace")
