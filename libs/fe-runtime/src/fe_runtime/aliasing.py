@@ -1,55 +1,73 @@
-"""No output may share memory with another operand: the check before each launch."""
+"""No operand that is written may share memory with another one: the check before each launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .arrays import byte_range, get_data_ptr, overlap
+from .arrays import byte_range, get_data_ptr, is_torch_tensor, overlap
 from .contract import Contract
 from .errors import InvalidArgumentError, explain
 
-__all__ = ["Meetings", "check_overlap", "may_overlap", "meetings"]
+__all__ = ["Meetings", "check_overlap", "guard_mutated", "may_overlap", "meetings"]
 
 Meetings = tuple[tuple[int, int, int, int], ...]
-"""Operands ``(output, other, low, high)`` that overlap if ``low < address(output) - address(other) < high``."""
+"""Operands ``(written, other, low, high)`` that overlap if ``low < address(written) - address(other) < high``."""
 
 
 def check_overlap(contract: Contract, arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raise ``InvalidArgumentError`` if an output shares a byte with an input or with another output."""
+    """Raise ``InvalidArgumentError`` if an output or a mutated input shares a byte with another operand."""
     names = (*contract.input_names, *contract.output_names)
     operands = (*arrays, *outputs)
-    for number in range(len(arrays), len(operands)):
-        if operands[number] is None:
-            continue
-        for other in range(number):
-            if operands[other] is not None and overlap(operands[number], operands[other]):
-                rule, fix = f"not share memory with {names[other]}", "Allocate it separately."
-                text = explain(contract.operation, names[number], rule, "overlapping arrays", fix)
-                raise InvalidArgumentError(text)
+    for number, other in _pairs(contract, operands):
+        if overlap(operands[number], operands[other]):
+            rule, fix = f"not share memory with {names[other]}", "Allocate it separately."
+            raise InvalidArgumentError(explain(contract.operation, names[number], rule, "overlapping arrays", fix))
 
 
-def meetings(operands: Sequence[Any], inputs: int) -> Meetings:
-    """Return, for each output and each operand before it, how far apart their addresses may be while they overlap.
+def meetings(contract: Contract, operands: Sequence[Any]) -> Meetings:
+    """Return, for each operand that is written and each other one, how far apart their addresses may be while they
+    overlap.
 
-    It depends on the signature alone. ``inputs`` is the number of operands, from the front, that are inputs.
+    It depends on the signature alone. ``operands``: the inputs, then as many of the outputs as there are to be checked.
     """
     reach = [None if operand is None else _reach(operand) for operand in operands]
     found: list[tuple[int, int, int, int]] = []
-    for number in range(inputs, len(operands)):
-        for other in range(number):
-            mine, its = reach[number], reach[other]
-            if mine is not None and its is not None:
-                found.append((number, other, its[0] - mine[1], its[1] - mine[0]))
+    for number, other in _pairs(contract, operands):
+        mine, its = reach[number], reach[other]
+        if mine is not None and its is not None:
+            found.append((number, other, its[0] - mine[1], its[1] - mine[0]))
     return tuple(found)
 
 
 def may_overlap(known: Meetings, operands: Sequence[Any]) -> bool:
-    """Return whether the byte range of an output meets another one: the quick test for torch tensors."""
+    """Return whether the byte range of a written operand meets another one: the quick test for torch tensors."""
     for number, other, low, high in known:
         if low < operands[number].data_ptr() - operands[other].data_ptr() < high:
             return True
     return False
+
+
+def guard_mutated(contract: Contract, arrays: Sequence[Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run(arrays)`` of a signature with the check that its mutated inputs overlap no other input."""
+    known = meetings(contract, arrays) if any(map(is_torch_tensor, arrays)) else None
+
+    def guarded(given: Sequence[Any]) -> Any:
+        if known is None or may_overlap(known, given):
+            check_overlap(contract, given, ())
+        return run(given)
+
+    return guarded
+
+
+def _pairs(contract: Contract, operands: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield each present operand that is written with each other present one."""
+    inputs = len(contract.inputs)
+    written = [*contract.mutated, *range(inputs, len(operands))]
+    for number in written:
+        for other in range(max(number, inputs)):
+            if other != number and operands[number] is not None and operands[other] is not None:
+                yield number, other
 
 
 def _reach(operand: Any) -> tuple[int, int]:

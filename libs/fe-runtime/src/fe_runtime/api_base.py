@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .aliasing import Meetings, check_overlap, may_overlap, meetings
-from .arrays import detect_framework, get_device, is_torch_tensor, on_stream, resolve_stream
+from .arrays import detect_framework, get_device, is_torch_tensor, on_default_stream, on_stream, resolve_stream
 from .contract import Bound, Contract, Sample, check_outputs
 from .errors import InvalidArgumentError, NotCompiledError, explain, renamed
 from .experimental import class_logger
@@ -15,6 +15,7 @@ from .operation import Operation, load_kernel, reject_descriptors, signature
 from .plan import HOPPER, Kernel, Plan, fall_back
 from .tensor_desc import TensorDesc
 from .tuple_dict import TupleDict
+from .values import with_value_check
 
 __all__ = ["APIBase", "TensorDesc", "TupleDict"]
 
@@ -127,7 +128,7 @@ class APIBase:
                 if len(self._launches) >= MAX_LAUNCHES:
                     self._launches.clear()
                 quick = is_torch_tensor(next(array for array in arrays if array is not None))
-                self._launches[key] = launch, meetings(operands, len(arrays)) if quick else None
+                self._launches[key] = launch, meetings(self._operation.contract, operands) if quick else None
         if meet:
             check_overlap(self._operation.contract, arrays, outputs)
         if stream is None:
@@ -169,13 +170,23 @@ class APIBase:
         self._reject_copies(live)
         reject_descriptors(contract.operation, contract.output_names, outputs)
         kernel = None if plan.kernel is None else self._kernel_for(live, compiled, plan)
+        launch = self._launch(live, kernel, run, stream)
+        check = self._operation.check_values
+        return launch if check is None else with_value_check(check, live, contract.input_names, launch)
+
+    def _launch(
+        self, live: Bound, kernel: Kernel | None, run: Callable[..., object], stream: object
+    ) -> Callable[..., None]:
+        if kernel is not None and stream is None and live.framework != "torch":
+            run = on_default_stream(run, live.device)
         if live.framework == "jax":
             from .jax.in_place import in_place_launch
 
             return in_place_launch(self._operation, live, kernel, run, wait=stream is None)
         if kernel is None:
             return reference_launch(self._operation, live)
-        self._direct = self._direct or direct_launch(self._operation, live, kernel, run)
+        if self._operation.check_values is None:
+            self._direct = self._direct or direct_launch(self._operation, live, kernel, run)
         return kernel_launch(self._operation, live, kernel, run)
 
     def _reject_copies(self, bound: Bound) -> None:

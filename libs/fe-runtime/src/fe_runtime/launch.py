@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arrays import is_torch_tensor
-from .contract import Bound, OutputSpec
+from .contract import Bound, Contract, OutputSpec
 from .dtypes import framework_dtype
 from .errors import InvalidArgumentError, explain
 from .plan import Form, Kernel
@@ -45,9 +45,10 @@ def kernel_call(
 
     Without elements there is no launch and ``run`` is not needed: see :func:`is_empty`.
     """
+    contract, form = operation.contract, kernel.form
     allocators = [_allocator(bound, spec) for spec in bound.outputs]
     launch = kernel_launch(operation, bound, kernel, run)
-    there = [name in bound.arrays for name in operation.contract.input_names]
+    there = [name in bound.arrays for name in contract.input_names]
     first = there.index(True)
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -56,10 +57,12 @@ def kernel_call(
         launch(arrays, outputs)
         return outputs
 
-    allocate, *others = allocators
-    if allocate is None or any(others) or run is None or is_empty(bound) or any(_presenters(bound, kernel.form)):
+    allocate, *others = allocators or [None]
+    if allocate is None or any(others) or run is None or is_empty(bound) or contract.mutated or form.scratch:
         return call
-    pick, scalars, absent = _picker(there), _scalars(bound, kernel.form), (None,) * len(others)
+    if any(_presenters(contract, bound, form)):
+        return call
+    pick, scalars, absent = _picker(there), _scalars(bound, form), (None,) * len(others)
 
     def call_as_given(arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The same for one output and operands that need no preparation, without the steps in between."""
@@ -80,15 +83,18 @@ def direct_launch(
     having done nothing, for anything else and whenever the signature rejects the call: then the checks of the contract
     say what is wrong.
     """
-    if bound.framework != "torch" or not kernel.form.related or any(_presenters(bound, kernel.form)):
+    contract, form = operation.contract, kernel.form
+    if bound.framework != "torch" or not form.related or form.scratch or any(_presenters(contract, bound, form)):
         return None
     torch: Any = sys.modules["torch"]
     plain = (torch.Tensor, torch.nn.Parameter)
-    there = [name in bound.arrays for name in operation.contract.input_names]
-    inputs = sum(there)
+    there = [name in bound.arrays for name in contract.input_names]
+    inputs, mutated = sum(there), [sum(there[:number]) for number in contract.mutated if there[number]]
     there += [spec is not None for spec in bound.outputs]
     absent = [number for number, is_there in enumerate(there) if not is_there]
-    pick, scalars = _picker(there), _scalars(bound, kernel.form)
+    pick, scalars = _picker(there), _scalars(bound, form)
+    written = [*mutated, *range(inputs, sum(there))]
+    increment_version = torch.autograd.graph.increment_version
     device = bound.device.index
 
     def launch(arrays: Sequence[Any], results: Sequence[Any]) -> bool:
@@ -104,15 +110,19 @@ def direct_launch(
             if type(x) not in plain or not x.is_contiguous() or x.is_neg() or not (size := x.nbytes):
                 return False
             spans.append((start := x.data_ptr(), start + size))
-        for number in range(inputs, len(spans)):
+        for number in written:
             start, stop = spans[number]
-            for low, high in spans[:number]:
-                if start < high and low < stop:
+            for other in range(max(number, inputs)):
+                low, high = spans[other]
+                if start < high and low < stop and other != number:
                     return False
+        again = [operands[number] for number in mutated]
         try:
-            run(*operands, *scalars)
+            run(*operands, *again, *scalars)
         except (TypeError, ValueError):
             return False
+        for operand in again:
+            increment_version(operand)
         return True
 
     return launch
@@ -123,22 +133,29 @@ def kernel_launch(
 ) -> Callable[..., None]:
     """Return ``launch(arrays, outputs)`` that presents the operands as the kernel wants them and runs it.
 
-    Absent operands are left out: a kernel's arguments are the present inputs, the present outputs, the scalars.
+    The arguments are those of :class:`fe_runtime.plan.Form`; absent operands are left out.
     """
     if run is None or is_empty(bound):
         return _empty_launch(operation, bound)
-    presenters, scalars = _presenters(bound, kernel.form), _scalars(bound, kernel.form)
-    present_inputs = _picker([name in bound.arrays for name in operation.contract.input_names])
+    contract, form = operation.contract, kernel.form
+    presenters, scalars = _presenters(contract, bound, form), _scalars(bound, form)
+    there = [name in bound.arrays for name in contract.input_names]
+    present_inputs = _picker(there)
     present_outputs = _picker([spec is not None for spec in bound.outputs])
+    mutated = _picker([is_there and number in contract.mutated for number, is_there in enumerate(there)])
+    workspaces = [_workspace(bound, *known) for known in form.scratch]
 
     def launch(arrays: Sequence[Any], results: Sequence[Any]) -> None:
-        operands = (*present_inputs(arrays), *present_outputs(results))
-        run(*[x if p is None else p(x) for x, p in zip(operands, presenters, strict=True)], *scalars)
+        operands = (*present_inputs(arrays), *present_outputs(results), *mutated(arrays))
+        presented = [x if p is None else p(x) for x, p in zip(operands, presenters, strict=True)]
+        run(*presented, *[allocate() for allocate in workspaces], *scalars)
 
     def launch_as_given(arrays: Sequence[Any], results: Sequence[Any]) -> None:
         run(*present_inputs(arrays), *present_outputs(results), *scalars)
 
-    return launch if any(presenters) else launch_as_given
+    if contract.mutated:
+        return _counted(bound, launch, mutated)
+    return launch if any(presenters) or workspaces else launch_as_given
 
 
 def present(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -146,6 +163,20 @@ def present(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
     if dtype in BYTES:
         array = array.view(sys.modules["torch"].uint8 if is_torch_tensor(array) else np.uint8)
     return array if tuple(array.shape) == shape else array.reshape(shape)
+
+
+def _counted(bound: Bound, launch: Callable[..., None], mutated: Callable[..., Any]) -> Callable[..., None]:
+    """Return the launch that tells torch's autograd about the operands it has written."""
+    if bound.framework != "torch":
+        return launch
+    increment_version = sys.modules["torch"].autograd.graph.increment_version
+
+    def counted(arrays: Sequence[Any], results: Sequence[Any]) -> None:
+        launch(arrays, results)
+        for array in mutated(arrays):
+            increment_version(array)
+
+    return counted
 
 
 def is_empty(bound: Bound) -> bool:
@@ -158,13 +189,19 @@ def reference_call(operation: Operation, bound: Bound) -> Callable[..., tuple[An
     """Return ``call(arrays) -> outputs`` that runs the reference on arrays of any framework."""
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        return reference_outputs(operation, bound, arrays)
+        results = reference_outputs(operation, bound, arrays)
+        outputs = results[: len(bound.outputs)]
+        _write_mutated(operation, arrays, results)
+        return outputs
 
     return call
 
 
 def reference_outputs(operation: Operation, bound: Bound, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Run the reference on canonical shapes with the bound options."""
+    """Run the reference on canonical shapes with the bound options.
+
+    Returns the outputs, then the new values of the mutated inputs.
+    """
     names = operation.contract.input_names
     canonical = [
         None if array is None else _canonical(bound, name, array) for name, array in zip(names, arrays, strict=True)
@@ -188,11 +225,20 @@ def reference_launch(operation: Operation, bound: Bound) -> Callable[..., None]:
         raise InvalidArgumentError(explain(bound.operation, next(iter(bound.arrays)), rule, given, fix))
 
     def launch(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
-        for output, result in zip(outputs, reference_outputs(operation, bound, arrays), strict=True):
+        results = reference_outputs(operation, bound, arrays)
+        for output, result in zip(outputs, results, strict=False):
             if output is not None:
                 copy_into(output, result)
+        _write_mutated(operation, arrays, results)
 
     return launch
+
+
+def _write_mutated(operation: Operation, arrays: Sequence[Any], results: Sequence[Any]) -> None:
+    contract = operation.contract
+    for number, result in zip(contract.mutated, results[len(contract.outputs) :], strict=True):
+        if arrays[number] is not None:
+            copy_into(arrays[number], result.reshape(arrays[number].shape))
 
 
 def copy_into(output: Any, result: Any) -> None:
@@ -201,7 +247,8 @@ def copy_into(output: Any, result: Any) -> None:
         byte = sys.modules["torch"].uint8 if is_torch_tensor(output) else np.uint8
         output, result = output.view(byte), result.view(byte)
     if is_torch_tensor(output):
-        output.copy_(result)
+        with sys.modules["torch"].no_grad():
+            output.copy_(result)
     else:
         output[...] = result
 
@@ -240,12 +287,34 @@ def _scalars(bound: Bound, form: Form) -> tuple[object, ...]:
     return tuple(bound.options[name] for name in form.scalars)
 
 
-def _presenters(bound: Bound, form: Form) -> list[Presenter]:
+def _workspace(bound: Bound, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
+    """Return a function that allocates one scratch array; torch's allocator orders its reuse on the stream."""
+    if bound.framework != "torch":
+        rule = "be a torch or JAX array: the kernel needs scratch memory, which their allocators provide"
+        name = next(iter(bound.arrays))
+        raise InvalidArgumentError(explain(bound.operation, name, rule, "another DLPack producer", "Convert it."))
+    torch: Any = sys.modules["torch"]
+    known = {"dtype": framework_dtype(dtype, "torch"), "device": torch.device(str(bound.device))}
+    return lambda: torch.empty(shape, **known)
+
+
+def _presenters(contract: Contract, bound: Bound, form: Form) -> list[Presenter]:
     """Return for each present operand how it is brought to the kernel's form, ``None`` for one that has it."""
     given = [(desc.dtype, bound.given[name]) for name, desc in bound.arrays.items()]
     given += [(spec.dtype, spec.shape) for spec in bound.outputs if spec is not None]
     wanted = [shape for shape in form.inputs + form.outputs if shape is not None]
-    return [_presenter(bound.framework, shape, *known) for shape, known in zip(wanted, given, strict=True)]
+    presenters = [_presenter(bound.framework, shape, *known) for shape, known in zip(wanted, given, strict=True)]
+    numbers = {name: number for number, name in enumerate(bound.arrays)}
+    for number in contract.mutated:
+        if (at := numbers.get(contract.input_names[number])) is not None:
+            presenters[at] = presenters[at] and _viewer(wanted[at], given[at][0])
+            presenters.append(presenters[at])
+    return presenters
+
+
+def _viewer(shape: tuple[int, ...], dtype: str) -> Presenter:
+    """Return how a mutated operand is presented: never as a copy, which would take what is written with it."""
+    return lambda array: (array.view(sys.modules["torch"].uint8) if dtype in BYTES else array).view(shape)
 
 
 def _presenter(framework: str, shape: tuple[int, ...], dtype: str, given: tuple[int, ...]) -> Presenter:

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import launch
+from .aliasing import guard_mutated
 from .arrays import detect_framework, get_device, is_jax_array, on_stream, resolve_stream
 from .compile import cache
 from .compile.toolchain import ToolchainError
@@ -25,6 +26,7 @@ from .errors import InvalidArgumentError, explain, renamed
 from .plan import Kernel, NoKernel, Plan, Target, check_backend, choose, fall_back
 from .tensor_desc import TensorDesc
 from .tuple_dict import TupleDict, register_pytrees
+from .values import ValueCheck, with_value_check
 
 if TYPE_CHECKING:
     from .gradient import Gradient
@@ -50,14 +52,18 @@ class Operation:
         What the operation accepts and returns.
     reference
         ``reference(*arrays, **options) -> tuple`` of outputs on arrays of any framework, in the contract's canonical
-        shapes and output dtypes; absent outputs are ``None``. Or its place, ``"module:function"``, which is imported
+        shapes and output dtypes; absent outputs are ``None``. It writes into no array: new values of mutated inputs
+        follow the outputs. Or its place, ``"module:function"``, which is imported
         when the reference is first needed: a process that runs kernels never pays for it.
     find_kernel
         The pure plan of the kernels: a :class:`Kernel`, or a :class:`NoKernel` with the reason.
     gradient
         How torch and JAX differentiate it; ``None`` for an operation without gradient.
     inference_only
-        Raise when a gradient is required, instead of running on detached data.
+        Raise when a gradient is required, instead of running on detached data. A function decides by the options.
+    check_values
+        ``check(bound, read)`` raises for forbidden values of offsets, indices, positions; see
+        :mod:`fe_runtime.values`.
     jax_entry
         Public name of the JAX entry point, for error texts.
     stream_argument
@@ -69,7 +75,8 @@ class Operation:
     reference: Callable[..., Outputs] | str
     find_kernel: Callable[[Bound, Target], Kernel | NoKernel]
     gradient: Gradient | None = None
-    inference_only: bool = False
+    inference_only: bool | Callable[[Mapping[str, object]], bool] = False
+    check_values: ValueCheck | None = None
     jax_entry: str = ""
     stream_argument: str = "stream"
 
@@ -78,7 +85,7 @@ class Operation:
         self.qualified_name = f"{self.library}.{self.name}"
         if self.gradient is not None:
             self.gradient.check(self.contract)
-        self.records_gradient = self.gradient is not None or self.inference_only
+        self.records_gradient = self.gradient is not None or bool(self.inference_only)
         self.output_names = self.contract.output_names
         self.torch_op: Any = None
         self.run_reference = _at(self.reference) if isinstance(self.reference, str) else self.reference
@@ -115,21 +122,39 @@ class Operation:
             No kernel serves it, and one was demanded by name or by ``FE_STRICT=1``.
         """
         if stream is None and self._torch_bridge is not None:  # the way of every warm call on the GPU
-            try:
-                key = self._torch_bridge.eager_key(self.records_gradient, arrays, options, backend)
-                prepared = None if key is None else self._prepared.get(key)
-            except TypeError:  # an unhashable option: binding will say what is wrong with it
-                prepared = None
+            prepared = self._warm(arrays, options, backend)
             if prepared is not None:
                 return TupleDict.of(self.output_names, prepared(arrays))
         outputs = self.run(arrays, options, stream, backend)
         register_pytrees()
         return TupleDict.of(self.output_names, outputs)
 
+    def outputs(
+        self, arrays: Sequence[Any], options: Mapping[str, object], *, stream: object = None, backend: str = "auto"
+    ) -> Outputs:
+        """Like :meth:`__call__`, returning a plain tuple, for operations whose results have no names."""
+        if stream is None and self._torch_bridge is not None:
+            prepared = self._warm(arrays, options, backend)
+            if prepared is not None:
+                return prepared(arrays)
+        return self.run(arrays, options, stream, backend)
+
+    def is_inference_only(self, options: Mapping[str, object]) -> bool:
+        """Whether a call with these options must not need a gradient."""
+        decide = self.inference_only
+        return decide(options) if callable(decide) else decide
+
+    def _warm(self, arrays: Sequence[Any], options: Mapping[str, object], backend: str) -> PreparedCall | None:
+        try:
+            key = self._torch_bridge.eager_key(self.records_gradient, arrays, options, backend)
+            return None if key is None else self._prepared.get(key)
+        except TypeError:  # an unhashable option: binding will say what is wrong with it
+            return None
+
     def run(
         self, arrays: Sequence[Any], options: Mapping[str, object], stream: object = None, backend: str = "auto"
     ) -> Outputs:
-        """Like :meth:`__call__`, returning a plain tuple."""
+        """Run the operation where the framework can see it: past the table of warm calls."""
         bridge = self._torch_bridge
         if bridge is None and "torch" in sys.modules:
             from .torch import dispatch, must_dispatch  # torch came after this operation
@@ -141,8 +166,9 @@ class Operation:
             outputs: Outputs = bridge.dispatch(self, arrays, options, stream, backend)
             return outputs
         if any(map(is_jax_array, arrays)):
-            from .jax.entry import reject_fp4_dtypes
+            from .jax.entry import reject_fp4_dtypes, reject_mutation
 
+            reject_mutation(self, arrays)
             reject_fp4_dtypes(self, arrays, options)
         return self.run_eagerly(arrays, options, stream, backend)
 
@@ -198,6 +224,10 @@ class Operation:
             missing, prepared = self._prepare_jax(bound, backend, traced=key is None)
         else:
             missing, prepared = self._load(bound, backend)
+        if self.contract.mutated and bound.framework != "jax" and bound.device.type != "meta":
+            prepared = guard_mutated(self.contract, arrays, prepared)
+        if self.check_values is not None:
+            prepared = with_value_check(self.check_values, bound, self.contract.input_names, prepared)
         if key is not None and missing is None:  # strict mode is read at each call
             if len(self._prepared) >= MAX_PREPARED:
                 self._prepared.clear()

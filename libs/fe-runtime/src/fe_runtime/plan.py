@@ -67,19 +67,28 @@ HOPPER = Target((9, 0), 132)
 class Form:
     """How operands are presented to a kernel: shapes to view them as (``None``: absent), and the scalars after them.
 
-    ``related``: the compiled signature relates the extents of all operands as the contract does (one symbol for equal
-    extents), so it rejects by itself every shape that the contract rejects.
+    ``scratch``: shape and dtype of workspaces that are allocated for each call, uninitialised. ``related``: the
+    compiled signature relates the extents of all operands as the contract does (one symbol for equal extents), so it
+    rejects by itself every shape that the contract rejects.
+
+    A kernel's arguments are the present inputs, the present outputs, the mutated inputs once more, the scratch, the
+    scalars. It reads a mutated input from its first place and writes to its second one: the same memory in torch, in
+    JAX the result that takes over the input's buffer.
     """
 
     inputs: tuple[Shape | None, ...]
     outputs: tuple[Shape | None, ...]
     scalars: tuple[str, ...] = ()
+    scratch: tuple[tuple[Shape, str], ...] = ()
     related: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that serves a call. ``copies`` names the inputs that have to be made contiguous first."""
+    """A kernel that serves a call.
+
+    ``copies`` names the inputs that have to be made contiguous first; a mutated input cannot be one of them.
+    """
 
     spec: KernelSpec
     form: Form

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fe_runtime.arrays import StreamRequest, default_stream, on_stream, resolve_stream
+from fe_runtime.arrays import StreamRequest, default_stream, on_default_stream, on_stream, resolve_stream, streams
 from fe_runtime.device import Device
 
 CUDA0, CUDA1 = Device("cuda", 0), Device("cuda", 1)
@@ -219,6 +219,21 @@ def test_default_stream(fake_torch: SimpleNamespace) -> None:
 
 
 MILLISECONDS = 2_000_000  # clock cycles in about one; torch.cuda._sleep counts cycles
+
+
+def test_default_stream_is_set_for_frameworks_without_a_current_one(monkeypatch):
+    entered, seen = [], []
+    monkeypatch.setattr(streams, "_current", lambda request: entered.append(request) or nullcontext())
+    on_default_stream(lambda *operands: seen.append(operands), "cuda:1")(1, 2)
+    assert seen == [(1, 2)]
+    assert entered == [StreamRequest(0, CUDA1)]
+
+
+def test_default_stream_of_the_cpu_is_nothing():
+    def run():
+        return None
+
+    assert on_default_stream(run, "cpu") is run
 
 
 @pytest.mark.gpu

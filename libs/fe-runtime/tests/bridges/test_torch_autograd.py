@@ -113,6 +113,15 @@ def test_without_gradient_the_results_are_detached():
         assert not call(leaf(X))["y"].requires_grad
 
 
+def test_inference_only_by_the_options(monkeypatch):
+    monkeypatch.setattr(fe_toy.OPERATION, "inference_only", lambda options: options.get("out_dtype") == "float8_e4m3fn")
+    x = torch.tensor(X, requires_grad=True)
+    for call in (fe_toy.scale_clamp, torch.ops.fe_toy.scale_clamp):
+        with pytest.raises(RuntimeError, match="for inference only"):
+            call(x, out_dtype="float8_e4m3fn")
+    assert fe_toy.scale_clamp(x)["y"].requires_grad
+
+
 def test_inference_only():
     for call in (fe_toy.scale_clamp_inference, torch.ops.fe_toy.scale_clamp_inference):
         with pytest.raises(RuntimeError, match="for inference only"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fe_dummy import CONTRACT
 
-from fe_runtime.contract import Input, Option
+from fe_runtime.contract import Contract, Input, Option, bind
+from fe_runtime.errors import DtypeError, NotSupportedError
 
 
 def test_names_and_kinds_of_options() -> None:
@@ -30,3 +32,28 @@ def test_forms_with_ones_are_accepted(also: str) -> None:
 def test_a_rule_in_code_needs_words() -> None:
     with pytest.raises(ValueError, match="in words"):
         Option("eps", float, 1.0, holds=lambda value: bool(value))
+
+
+def test_unknown_kind_of_violation() -> None:
+    with pytest.raises(ValueError, match="errors names"):
+        Contract("op", inputs=(), outputs=(), errors={"color": TypeError})
+
+
+def test_errors_of_the_classes_that_the_contract_names() -> None:
+    contract = Contract(
+        "op",
+        inputs=(Input("x", "2 3", ("float32",)),),
+        outputs=(),
+        options=(Option("mode", str, "a", choices=("a", "b"), error=NotSupportedError),),
+        errors={"dtype": DtypeError, "layout": NotSupportedError, "rank": DtypeError, "shape": NotSupportedError},
+    )
+    x = np.zeros((2, 3), np.float32)
+    for array, options, error in (
+        (x[0], {}, DtypeError),
+        (x[:1], {}, NotSupportedError),
+        (np.asfortranarray(x), {}, NotSupportedError),
+        (x.astype(np.float64), {}, DtypeError),
+        (x, {"mode": "c"}, NotSupportedError),
+    ):
+        with pytest.raises(error, match=r"op: (x|mode) must .*; got "):
+            bind(contract, (array,), options)

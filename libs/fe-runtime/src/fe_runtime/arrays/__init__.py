@@ -13,7 +13,14 @@ from fe_runtime.arrays.recognition import (
     is_torch_tensor,
     is_tracer,
 )
-from fe_runtime.arrays.streams import StreamGuard, StreamRequest, default_stream, on_stream, resolve_stream
+from fe_runtime.arrays.streams import (
+    StreamGuard,
+    StreamRequest,
+    default_stream,
+    on_default_stream,
+    on_stream,
+    resolve_stream,
+)
 from fe_runtime.device import Device, as_device
 from fe_runtime.dtypes import framework_dtype
 from fe_runtime.strides import canonicalize_unit_dim_strides
@@ -47,6 +54,7 @@ __all__ = [
     "is_plain_torch_tensor",
     "is_torch_tensor",
     "is_tracer",
+    "on_default_stream",
     "on_stream",
     "overlap",
     "pad_to_ndim",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,7 +14,7 @@ from fe_runtime.arrays.recognition import is_torch_tensor
 from fe_runtime.device import Device, as_device
 from fe_runtime.errors import InvalidArgumentError, explain
 
-__all__ = ["StreamGuard", "StreamRequest", "default_stream", "on_stream", "resolve_stream"]
+__all__ = ["StreamGuard", "StreamRequest", "default_stream", "on_default_stream", "on_stream", "resolve_stream"]
 
 _LEGACY_DEFAULT, _PER_THREAD_DEFAULT = 1, 2  # values of cudaStream_t with a fixed meaning; 0 is the first one too
 
@@ -114,6 +114,23 @@ def on_stream(request: StreamRequest | None, arrays: Iterable[object] = ()) -> I
     guard.record(arrays)
     with nullcontext() if request is None else _current(request):
         yield guard
+
+
+def on_default_stream(run: Callable[..., object], device: object) -> Callable[..., object]:
+    """Return ``run`` for arrays of frameworks without a current stream: always on the legacy default stream.
+
+    Otherwise a kernel would run on whatever stream the last caller of a kernel in this thread left behind.
+    """
+    where = as_device(device)
+    if where.type != "cuda":
+        return run
+    request = StreamRequest(0, where)
+
+    def on_default(*operands: object) -> None:
+        with _current(request):
+            run(*operands)
+
+    return on_default
 
 
 def default_stream(framework: str, device: object) -> int:

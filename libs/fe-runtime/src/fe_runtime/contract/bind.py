@@ -17,7 +17,7 @@ from .declare import Contract, Input, OutputSpec
 from .options import any_of, check_option_kinds, check_option_values, short
 from .shapes import ANY_LAYOUT, CONTIGUOUS, Dims, Layout, ShapePattern
 
-__all__ = ["Bound", "Sample", "bind", "row_alignment"]
+__all__ = ["Bound", "Sample", "bind", "is_writable", "row_alignment"]
 
 MAX_ALIGNMENT = 16
 """Bytes of the widest load; a larger alignment makes no difference to any kernel."""
@@ -162,6 +162,9 @@ def _sample(bound: Bound, declared: Input, array: object) -> Sample | None:
         rule = "be an array (torch, JAX or numpy)"
         raise TypeError(explain(bound.operation, declared.name, rule, "None", "Pass the array."))
     sample = Sample.of(bound.operation, declared.name, array)
+    if declared.mutated and not is_writable(array):
+        text = explain(bound.operation, declared.name, "be writable", "a read-only array", "Pass a copy.")
+        raise InvalidArgumentError(text)
     bound.arrays[declared.name] = sample.desc
     bound.given[declared.name] = tuple(sample.desc.shape)
     return sample
@@ -183,7 +186,7 @@ def _check_ranks(contract: Contract, bound: Bound) -> None:
             continue
         rule = "have shape " + " or ".join(str(pattern) for pattern in declared.patterns)
         given = f"shape {tuple(desc.shape)}"
-        raise InvalidArgumentError(explain(bound.operation, declared.name, rule, given, _reshaped(declared, desc)))
+        raise contract.error("rank")(explain(bound.operation, declared.name, rule, given, _reshaped(declared, desc)))
 
 
 def _reshaped(declared: Input, desc: TensorDesc) -> str:
@@ -211,7 +214,7 @@ def _bind_shapes(contract: Contract, bound: Bound) -> None:
                     bound.arrays[declared.name] = _canonical_view(declared, pattern, desc, dims)
                 break
         else:
-            raise _shape_error(bound, declared, desc)
+            raise _shape_error(contract, bound, declared, desc)
 
 
 def _canonical_view(declared: Input, pattern: ShapePattern, desc: TensorDesc, dims: Dims) -> TensorDesc:
@@ -226,7 +229,7 @@ def _canonical_view(declared: Input, pattern: ShapePattern, desc: TensorDesc, di
     return replace(desc, shape=shape, stride=stride, stride_order=stride_order_of(shape, stride))
 
 
-def _shape_error(bound: Bound, declared: Input, desc: TensorDesc) -> InvalidArgumentError:
+def _shape_error(contract: Contract, bound: Bound, declared: Input, desc: TensorDesc) -> Exception:
     rules = []
     for pattern in declared.patterns:
         known = {letter: extent for letter, extent in bound.dims.items() if letter in pattern.tokens}
@@ -236,7 +239,7 @@ def _shape_error(bound: Bound, declared: Input, desc: TensorDesc) -> InvalidArgu
         rules.append(text)
     rule = "have shape " + " or ".join(rules)
     fix = "Its extents must agree with the other arguments."
-    return InvalidArgumentError(explain(bound.operation, declared.name, rule, f"shape {tuple(desc.shape)}", fix))
+    return contract.error("shape")(explain(bound.operation, declared.name, rule, f"shape {tuple(desc.shape)}", fix))
 
 
 def _check_layouts(contract: Contract, bound: Bound) -> None:
@@ -245,23 +248,23 @@ def _check_layouts(contract: Contract, bound: Bound) -> None:
         if desc is None or declared.layout.holds(desc.shape, desc.stride):
             continue
         given = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
-        raise InvalidArgumentError(
-            explain(bound.operation, declared.name, declared.layout.rule, given, declared.layout.fix)
-        )
+        text = explain(bound.operation, declared.name, declared.layout.rule, given, declared.layout.fix)
+        raise contract.error("layout")(text)
 
 
 def _check_dtypes(contract: Contract, bound: Bound) -> None:
+    error = contract.error("dtype")
     for declared in contract.inputs:
         desc = bound.arrays.get(declared.name)
         if desc is None:
             continue
         if desc.dtype not in declared.dtypes:
             rule = f"have dtype {any_of(declared.dtypes)}"
-            raise InvalidArgumentError(explain(bound.operation, declared.name, rule, desc.dtype, "Convert it first."))
+            raise error(explain(bound.operation, declared.name, rule, desc.dtype, "Convert it first."))
         partner = bound.arrays.get(declared.dtype_of) if declared.dtype_of else None
         if partner is not None and partner.dtype != desc.dtype:
             rule, fix = f"have the dtype of {declared.dtype_of} ({partner.dtype})", "Convert one of them."
-            raise InvalidArgumentError(explain(bound.operation, declared.name, rule, desc.dtype, fix))
+            raise error(explain(bound.operation, declared.name, rule, desc.dtype, fix))
 
 
 def _bind_place(contract: Contract, bound: Bound, samples: Mapping[str, Sample]) -> None:
@@ -281,6 +284,11 @@ def _bind_place(contract: Contract, bound: Bound, samples: Mapping[str, Sample])
         elif not bound.same_place(desc.device):
             rule = f"be on the device of {device_of} ({bound.device})"
             raise InvalidArgumentError(explain(bound.operation, name, rule, desc.device, "Move one of them."))
+
+
+def is_writable(array: object) -> bool:
+    """Whether the array can be written; numpy alone has read-only ones."""
+    return bool(getattr(getattr(array, "flags", None), "writeable", True))
 
 
 def row_alignment(pointer: int, desc: TensorDesc, layout: Layout = CONTIGUOUS) -> int:
@@ -315,8 +323,7 @@ def _resolve_options(contract: Contract, bound: Bound) -> None:
 def _check_rules(contract: Contract, bound: Bound) -> None:
     for rule in contract.rules:
         if not rule.holds(bound):
-            error = rule.error or InvalidArgumentError
-            raise error(explain(bound.operation, rule.argument, rule.rule, rule.given(bound), rule.fix))
+            raise rule.error(explain(bound.operation, rule.argument, rule.rule, rule.given(bound), rule.fix))
 
 
 def _bind_outputs(contract: Contract, bound: Bound) -> None:

@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from fe_runtime.errors import InvalidArgumentError
+
 from .shapes import CONTIGUOUS, Layout, ShapePattern
 
 if TYPE_CHECKING:
     from .bind import Bound
 
-__all__ = ["Contract", "Input", "Option", "Output", "OutputSpec", "Rule"]
+__all__ = ["KINDS", "Contract", "Input", "Option", "Output", "OutputSpec", "Rule"]
+
+KINDS = ("rank", "shape", "layout", "dtype")
+"""Kinds of violation for which a contract may name another exception class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Input:
     ``shape`` is the canonical pattern; ``also`` lists other accepted forms of the same elements (a trailing unit
     dimension, say), which are viewed as the canonical one. The first form that agrees with the arguments before it
     counts, so a ``...`` that is still open takes all leading dimensions. ``dtype_of`` names an earlier input whose
-    dtype this one must share.
+    dtype this one must share. ``mutated``: the operation writes into it; it may overlap no other operand.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Input:
     also: tuple[str, ...] = ()
     optional: bool = False
     dtype_of: str | None = None
+    mutated: bool = False
     doc: str = ""
 
     def __post_init__(self) -> None:
@@ -58,7 +64,7 @@ class Option:
     and never cause a compilation. ``aliases`` maps other accepted values to those in ``choices``. ``holds`` is the
     rule on its value in code, ``rule`` the same in words; ``invalid`` lists values that break it, for the generated
     tests. ``None`` is accepted where it is the default and means "choose for me": ``resolve`` then chooses, from the
-    inputs.
+    inputs. ``error`` is the class for a value that is not allowed.
     """
 
     name: str
@@ -71,6 +77,7 @@ class Option:
     invalid: tuple[object, ...] = ()
     runtime: bool = False
     resolve: Callable[[Bound], object] | None = None
+    error: type[Exception] = InvalidArgumentError
     doc: str = ""
 
     def __post_init__(self) -> None:
@@ -104,7 +111,7 @@ class Rule:
     holds: Callable[[Bound], bool]
     given: Callable[[Bound], object]
     fix: str
-    error: type[Exception] | None = None
+    error: type[Exception] = InvalidArgumentError
     violation: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
 
 
@@ -112,7 +119,9 @@ class Rule:
 class Contract:
     """Everything an operation promises about its arguments and results.
 
-    ``dynamic`` lists the dimension letters that may change between the executions of one compiled object.
+    ``dynamic`` lists the dimension letters that may change between the executions of one compiled object. ``errors``
+    names the exception class for each kind of violation of :data:`KINDS` that is not an ``InvalidArgumentError``.
+    An operation without outputs has mutated inputs.
     """
 
     operation: str
@@ -121,6 +130,21 @@ class Contract:
     options: tuple[Option, ...] = ()
     rules: tuple[Rule, ...] = ()
     dynamic: tuple[str, ...] = ("...",)
+    errors: Mapping[str, type[Exception]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.errors) - set(KINDS)
+        if unknown:
+            raise ValueError(f"{self.operation}: errors names {sorted(unknown)}; the kinds are {KINDS}")
+
+    def error(self, kind: str) -> type[Exception]:
+        """Return the exception class for a kind of violation."""
+        return self.errors.get(kind, InvalidArgumentError)
+
+    @cached_property
+    def mutated(self) -> tuple[int, ...]:
+        """Numbers of the inputs that the operation writes into."""
+        return tuple(number for number, argument in enumerate(self.inputs) if argument.mutated)
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:

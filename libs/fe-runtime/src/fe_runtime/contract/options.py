@@ -8,7 +8,7 @@ from typing import Any
 
 from fe_runtime.arrays import is_tracer
 from fe_runtime.dtypes import DTYPES, canonical_dtype
-from fe_runtime.errors import InvalidArgumentError, explain
+from fe_runtime.errors import explain
 
 from .declare import Contract, Option
 
@@ -116,7 +116,7 @@ def _allowed(operation: str, option: Option, value: object) -> object:
     allowed = normal in option.choices if option.choices else True
     if allowed and (option.holds is None or option.holds(normal)):
         return normal
-    raise InvalidArgumentError(explain(operation, option.name, _rule(option), short(value), _fix(option, value)))
+    raise option.error(explain(operation, option.name, _rule(option), short(value), _fix(option, value)))
 
 
 def _dtype(operation: str, option: Option, value: object) -> object:
@@ -126,7 +126,7 @@ def _dtype(operation: str, option: Option, value: object) -> object:
         return canonical_dtype(value)
     except ValueError as error:
         text = explain(operation, option.name, _rule(option), short(value), _fix(option, value))
-        raise InvalidArgumentError(text) from error
+        raise option.error(text) from error
 
 
 def _names(option: Option) -> tuple[object, ...]:

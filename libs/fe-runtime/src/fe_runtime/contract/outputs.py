@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fe_runtime.errors import InvalidArgumentError, explain
 
-from .bind import Bound, Sample, row_alignment
+from .bind import Bound, Sample, is_writable, row_alignment
 from .declare import Contract, OutputSpec
 from .shapes import CONTIGUOUS
 
@@ -34,7 +34,7 @@ def check_outputs(contract: Contract, bound: Bound, outputs: Sequence[object]) -
             continue
         sample = Sample.of(bound.operation, declared.name, array)
         _check_output(bound, declared.name, spec, sample)
-        if not getattr(getattr(array, "flags", None), "writeable", True):  # numpy alone has read-only arrays
+        if not is_writable(array):
             raise _error(bound, declared.name, "be writable", "a read-only array")
         bound.alignments[declared.name] = row_alignment(sample.alignment, sample.desc)
         found.append(sample)

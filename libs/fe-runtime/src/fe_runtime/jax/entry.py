@@ -20,7 +20,7 @@ from .primitive import Call, bind_call, fill
 if TYPE_CHECKING:
     from fe_runtime.operation import Operation
 
-__all__ = ["entry", "prepare", "reject", "reject_fp4_dtypes"]
+__all__ = ["entry", "prepare", "reject", "reject_fp4_dtypes", "reject_mutation"]
 
 
 def entry(operation: Operation, arrays: Sequence[Any], options: Mapping[str, object], backend: str = "auto") -> Any:
@@ -40,7 +40,9 @@ def entry(operation: Operation, arrays: Sequence[Any], options: Mapping[str, obj
     Returns
     -------
     jax.Array or tuple
-        The output, or all declared outputs in order, ``None`` where the options produce none.
+        The output, or all declared outputs in order, ``None`` where the options produce none; then the new values of
+        the inputs that the operation writes into elsewhere. Here no input changes: XLA gives the input's buffer to
+        its new value where nobody else needs it, and copies it otherwise.
 
     Raises
     ------
@@ -100,6 +102,25 @@ def reject(operation: Operation, **arguments: object) -> None:
             raise InvalidArgumentError(explain(operation.name, name, rule, type(value).__name__, fix))
 
 
+def reject_mutation(operation: Operation, arrays: Sequence[Any]) -> None:
+    """Raise where an operation would write into a JAX array, which is immutable.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The operation has mutated inputs; the text names the functional entry point.
+
+    Source
+    ------
+    Contract of cuDNN Frontend OSS 1.32: runtime conventions, frameworks.
+    """
+    names = operation.contract.input_names
+    for number in operation.contract.mutated:
+        if arrays[number] is not None:
+            rule, fix = "be writable", f"Call {operation.jax_entry}, which returns the new value."
+            raise InvalidArgumentError(explain(operation.name, names[number], rule, "a JAX array", fix))
+
+
 def reject_fp4_dtypes(operation: Operation, arrays: Sequence[Any], options: Mapping[str, object]) -> None:
     """Raise for an option that names an FP4 dtype: JAX has none for packed pairs, whose bytes it holds as ``uint8``.
 
@@ -156,13 +177,13 @@ def _with_gradient(call: Call, function: Callable[..., tuple[Any, ...]]) -> Call
         known = dict(zip(names, arrays, strict=True)) | dict(
             zip(contract.output_names, fill(bound, outputs), strict=True)
         )
-        return outputs, tuple(known.get(name) for name in gradient.residuals)
+        return outputs, gradient.saved(known)
 
     def backward(residuals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         given = dict(zip(contract.output_names, fill(bound, cotangents), strict=True))
         incoming = [given[name] for name in gradient.outputs]
         results = gradient.operation.run_eagerly((*incoming, *residuals), options, None, call.backend)
-        found = dict(zip(gradient.wrt, results, strict=True))
+        found = gradient.by_input(results)
         return tuple(_outgoing(found.get(name), known) for name, known in zip(names, _given(call), strict=True))
 
     differentiable = jax.custom_vjp(function)

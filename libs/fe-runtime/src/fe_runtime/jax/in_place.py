@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from fe_runtime.arrays import get_data_ptr
 from fe_runtime.arrays.devices import synchronize
-from fe_runtime.contract import Bound
+from fe_runtime.contract import Bound, Contract
+from fe_runtime.dtypes import framework_dtype
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.launch import BYTES, is_empty
 from fe_runtime.plan import Kernel
@@ -40,26 +41,40 @@ def in_place_launch(
     Contract of cuDNN Frontend OSS 1.32: runtime conventions, the class form with JAX arrays.
     """
     if kernel is None:
-        name = next(n for n, spec in zip(operation.contract.output_names, bound.outputs, strict=True) if spec)
+        name = next(_written(operation.contract, bound))
         fix = f"Call {operation.jax_entry or 'the wrapper'}, which returns new arrays."
         given = f"a JAX array on {bound.device}, which only a kernel can write"
         raise InvalidArgumentError(explain(operation.name, name, "be writable", given, fix))
-    form = kernel.form
+    form, contract = kernel.form, operation.contract
     specs = [spec for spec in bound.outputs if spec is not None]
     shapes = [shape for shape in (*form.inputs, *form.outputs) if shape is not None]
     dtypes = [*(desc.dtype for desc in bound.arrays.values()), *(spec.dtype for spec in specs)]
     scalars = [bound.options[name] for name in form.scalars]
     index = bound.device.index or 0
+    present = [number for number, name in enumerate(contract.input_names) if name in bound.arrays]
+    again = [at for at, number in enumerate(present) if number in contract.mutated]
 
     def launch(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
         operands = [operand for operand in (*arrays, *outputs) if operand is not None]
         jax.block_until_ready(operands)
         views = [BufferView(*known, index) for known in zip(operands, shapes, dtypes, strict=True)]
-        run(*views, *scalars)
+        scratch = [_workspace(operands[0], *known, index) for known in form.scratch]
+        run(*views, *[views[at] for at in again], *scratch, *scalars)
         if wait:
             synchronize(bound.device)
 
     return _nothing if is_empty(bound) else launch
+
+
+def _written(contract: Contract, bound: Bound) -> Iterator[str]:
+    yield from (name for name, spec in zip(contract.output_names, bound.outputs, strict=True) if spec)
+    yield from (contract.input_names[number] for number in contract.mutated)
+
+
+def _workspace(like: Any, shape: tuple[int, ...], dtype: str, index: int) -> BufferView:
+    device = next(iter(like.devices()))
+    array = jax.block_until_ready(jax.numpy.zeros(shape, framework_dtype(dtype, "jax"), device=device))
+    return BufferView(array, shape, dtype, index)
 
 
 def _nothing(_arrays: Sequence[Any], _outputs: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from fe_runtime.launch import BYTES, is_empty, reference_outputs
 from fe_runtime.operation import load_kernel
 from fe_runtime.plan import Kernel, Target
 
-from .primitive import Call
+from .primitive import Call, mutated_inputs
 from .targets import bridge_problem, ffi_target
 
 __all__ = ["lower_for_cuda", "lower_reference"]
@@ -61,8 +61,12 @@ def _lower(context: Any, operands: Sequence[Any], function: Any) -> Any:
 
 def _reference(call: Call, bound: Bound, arrays: Sequence[Any]) -> list[Any]:
     given = iter(arrays)
-    filled = [None if known is None else next(given) for known in call.inputs]
-    return [output for output in reference_outputs(call.operation, bound, filled) if output is not None]
+    filled: list[Any] = [None if known is None else next(given) for known in call.inputs]
+    results = reference_outputs(call.operation, bound, filled)
+    outputs, changed = results[: len(bound.outputs)], iter(results[len(bound.outputs) :])
+    contract = call.operation.contract
+    values = [next(changed).reshape(filled[n].shape) for n in contract.mutated if filled[n] is not None]
+    return [output for output in outputs if output is not None] + values
 
 
 def _launch(call: Call, bound: Bound, kernel: Kernel, name: str, arrays: Sequence[Any]) -> list[Any]:
@@ -72,13 +76,21 @@ def _launch(call: Call, bound: Bound, kernel: Kernel, name: str, arrays: Sequenc
         for array, shape, desc in zip(arrays, _present(form.inputs), bound.arrays.values(), strict=True)
     ]
     specs = _present(bound.outputs)
-    results = [
-        jax.ShapeDtypeStruct(shape, jnp.uint8 if spec.dtype in BYTES else framework_dtype(spec.dtype, "jax"))
-        for shape, spec in zip(_present(form.outputs), specs, strict=True)
-    ]
+    results = [_buffer(shape, spec.dtype) for shape, spec in zip(_present(form.outputs), specs, strict=True)]
+    mutated = mutated_inputs(call)
+    aliases = {at: len(results) + number for number, at in enumerate(mutated)}
+    results += [jax.ShapeDtypeStruct(operands[at].shape, operands[at].dtype) for at in mutated]
+    results += [_buffer(*known) for known in form.scratch]
     scalars = {scalar: _attribute(bound.options[scalar]) for scalar in form.scalars}
-    outputs = jax.ffi.ffi_call(name, results)(*operands, **scalars)
-    return [_restored(output, spec.shape, spec.dtype) for output, spec in zip(outputs, specs, strict=True)]
+    made = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)(*operands, **scalars)
+    outputs = [_restored(output, spec.shape, spec.dtype) for output, spec in zip(made, specs, strict=False)]
+    given = list(bound.arrays.values())
+    changed = zip(mutated, made[len(specs) :], strict=False)
+    return outputs + [_restored(array, arrays[at].shape, given[at].dtype) for at, array in changed]
+
+
+def _buffer(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.uint8 if dtype in BYTES else framework_dtype(dtype, "jax"))
 
 
 def _present(values: Sequence[Any]) -> list[Any]:

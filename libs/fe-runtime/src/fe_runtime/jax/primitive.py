@@ -20,7 +20,7 @@ from fe_runtime.tensor_desc import TensorDesc
 if TYPE_CHECKING:
     from fe_runtime.operation import Operation
 
-__all__ = ["Call", "bind_call", "fill"]
+__all__ = ["Call", "bind_call", "fill", "mutated_inputs"]
 
 BUFFER_ALIGNMENT = 16
 """Bytes at which every XLA buffer starts at least."""
@@ -58,15 +58,25 @@ class Call:
 
 
 def bind_call(call: Call, arrays: Sequence[Any]) -> list[Any]:
-    """Apply the operation's primitive to the inputs that are present; return the outputs that are."""
+    """Apply the operation's primitive to the inputs that are present.
+
+    Returns the outputs that are present, then the new values of mutated inputs.
+    """
     outputs: list[Any] = _primitive(call.operation).bind(*arrays, call=call)
     return outputs
 
 
 def fill(bound: Bound, outputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the outputs that the call produces in the contract's order, ``None`` for the others."""
+    """Return the outputs that the call produces in the contract's order, ``None`` for the others; what follows them,
+    the new values of mutated inputs, stays."""
     made = iter(outputs)
-    return tuple(None if spec is None else next(made) for spec in bound.outputs)
+    return (*(None if spec is None else next(made) for spec in bound.outputs), *made)
+
+
+def mutated_inputs(call: Call) -> list[int]:
+    """Return the numbers, among the inputs that are present, of those that the operation writes into."""
+    present = [number for number, known in enumerate(call.inputs) if known is not None]
+    return [at for at, number in enumerate(present) if number in call.operation.contract.mutated]
 
 
 @functools.cache
@@ -101,7 +111,8 @@ def _jitted(call: Call) -> Callable[..., Any]:
 
 def _abstract_results(*inputs: Any, call: Call) -> list[Any]:
     made = [spec for spec in call.bound().outputs if spec is not None]
-    return [_like(inputs[0], spec.shape, framework_dtype(spec.dtype, "jax")) for spec in made]
+    outputs = [_like(inputs[0], spec.shape, framework_dtype(spec.dtype, "jax")) for spec in made]
+    return outputs + [_like(inputs[0], inputs[at].shape, inputs[at].dtype) for at in mutated_inputs(call)]
 
 
 def _like(first: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -69,8 +69,7 @@ def invalid_calls(contract: Contract, example: Call) -> list[InvalidCall]:
                 rule.violation({**dict(zip(contract.input_names, example.arrays, strict=True)), **example.options})
             )
             arrays = tuple(call.pop(name) for name in contract.input_names)
-            error = rule.error or InvalidArgumentError
-            found.append(InvalidCall(f"rule{number}-{rule.argument}", arrays, call, error, rule.argument))
+            found.append(InvalidCall(f"rule{number}-{rule.argument}", arrays, call, rule.error, rule.argument))
     return found
 
 
@@ -125,13 +124,13 @@ def _bad_arrays(contract: Contract, bound: Bound, example: Call, at: int, declar
         return
     for rank in (0, array.ndim - 1, array.ndim + 1, array.ndim + 2):
         if rank >= 0 and not any(pattern.fits_rank(rank) for pattern in declared.patterns):
-            yield f"rank{rank}", np.zeros((1,) * rank, array.dtype), InvalidArgumentError
+            yield f"rank{rank}", np.zeros((1,) * rank, array.dtype), contract.error("rank")
     yield from _bad_shapes(contract, bound, example, at, declared, array)
     for stride in _bad_strides(declared, array.shape):
         broken = strided_array(array.shape, stride, canonical_dtype(array.dtype), array)
-        yield f"strides{stride}".replace(" ", ""), broken, InvalidArgumentError
+        yield f"strides{stride}".replace(" ", ""), broken, contract.error("layout")
     for dtype in _bad_dtypes(bound, declared):
-        yield dtype, strided_array(array.shape, contiguous_stride(array.shape), dtype), InvalidArgumentError
+        yield dtype, strided_array(array.shape, contiguous_stride(array.shape), dtype), contract.error("dtype")
     if "torch" in sys.modules and any(other is not None for other in example.arrays[:at]):
         yield "framework", to_framework(array, "torch"), InvalidArgumentError
 
@@ -146,7 +145,7 @@ def _bad_shapes(
         shape = (*array.shape[:axis], array.shape[axis] + 1, *array.shape[axis + 1 :])
         fits = (p for p in declared.patterns if p.fits_rank(len(shape)))
         if all(pattern.match(shape, dict(known)) is not None for pattern in fits):
-            yield f"extent{axis}", np.zeros(shape, array.dtype), InvalidArgumentError
+            yield f"extent{axis}", np.zeros(shape, array.dtype), contract.error("shape")
 
 
 def _bad_strides(declared: Input, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -179,22 +178,22 @@ _WRONG_KINDS: dict[object, tuple[object, ...]] = {
 
 def _bad_values(option: Option) -> Iterator[tuple[object, type[Exception]]]:
     if option.kind == "dtype":
-        yield "no_such_dtype", InvalidArgumentError
-        yield 3, InvalidArgumentError
+        yield "no_such_dtype", option.error
+        yield 3, option.error
     for value in _WRONG_KINDS.get(option.kind, ()):
         yield value, TypeError
     if option.default is not None:
-        yield None, InvalidArgumentError if option.kind == "dtype" else TypeError
+        yield None, option.error if option.kind == "dtype" else TypeError
     outside: dict[object, object] = {
         int: 1 + sum(c for c in option.choices if isinstance(c, int)),
         str: "no_such_choice",
     }
     if option.choices and option.kind in outside:
-        yield outside[option.kind], InvalidArgumentError
+        yield outside[option.kind], option.error
     if option.choices and option.kind == "dtype":
-        yield from ((d, InvalidArgumentError) for d in DTYPES if d not in (*option.choices, *option.aliases))
+        yield from ((d, option.error) for d in DTYPES if d not in (*option.choices, *option.aliases))
     for value in option.invalid:
-        yield value, InvalidArgumentError
+        yield value, option.error
 
 
 def _integers(values: Sequence[object]) -> list[int]:

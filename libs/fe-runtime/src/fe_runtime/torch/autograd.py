@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fe_runtime.contract import Input
     from fe_runtime.operation import Operation
 
-__all__ = ["differentiable"]
+__all__ = ["as_tuple", "differentiable"]
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -40,7 +40,7 @@ def differentiable(
         A forward-mode derivative is needed.
     """
     needed = torch.is_grad_enabled() and any(isinstance(array, Tensor) and array.requires_grad for array in arrays)
-    if needed and operation.inference_only:
+    if needed and operation.is_inference_only(options):
         given = zip(operation.contract.input_names, arrays, strict=True)
         name = next(name for name, array in given if isinstance(array, Tensor) and array.requires_grad)
         rule = "not require a gradient: the operation is for inference only"
@@ -88,7 +88,7 @@ class _Forward(_OneLevel):
         made = dict(zip(contract.output_names, output, strict=True))
         known = dict(zip(contract.input_names, arrays, strict=True)) | made
         defaults = {option.name: option.default for option in contract.options}
-        ctx.save_for_backward(*[known[name] for name in gradient.residuals])
+        ctx.save_for_backward(*gradient.saved(known))
         constant = [array for name, array in made.items() if array is not None and name not in gradient.outputs]
         ctx.mark_non_differentiable(*constant)
         ctx.set_materialize_grads(False)
@@ -109,7 +109,7 @@ class _Forward(_OneLevel):
             for input_, name, made in zip(declared, gradient.outputs, ctx.made, strict=True)
         ]
         results = _backward(gradient.operation, (*incoming, *ctx.saved_tensors), options, backend)
-        found = dict(zip(gradient.wrt, results, strict=True))
+        found = gradient.by_input(results)
         return (None, None, None, None, *_outgoing(contract.input_names, found, ctx.shapes))
 
 
@@ -149,7 +149,13 @@ def _backward(
     if not torch.is_grad_enabled():
         return operation.run(arrays, options, None, backend)
     with _in_backward():  # a derivative of this one may be asked for: let the dispatcher see it on every level
-        outputs = operation.torch_op(*arrays, **options, backend=backend)
+        return as_tuple(operation.torch_op(*arrays, **options, backend=backend))
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """Return what the dispatcher returned as a tuple: it hands over a single output bare, and none as ``None``."""
+    if outputs is None:
+        return ()
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 

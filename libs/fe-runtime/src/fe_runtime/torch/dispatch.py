@@ -21,7 +21,7 @@ from fe_runtime.dtypes import canonical_dtype
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.plan import check_backend
 
-from .autograd import differentiable
+from .autograd import as_tuple, differentiable
 
 if TYPE_CHECKING:
     from fe_runtime.operation import Operation
@@ -109,8 +109,7 @@ def call_op(
     operation: Operation, arrays: Sequence[Any], options: Mapping[str, object], backend: str
 ) -> tuple[Any, ...]:
     """Call the registered op with normalised options; return its outputs as a tuple."""
-    outputs = operation.torch_op(*arrays, **options, backend=backend)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+    return as_tuple(operation.torch_op(*arrays, **options, backend=backend))
 
 
 def _is_observed() -> bool:

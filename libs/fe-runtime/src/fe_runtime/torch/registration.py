@@ -12,7 +12,7 @@ from torch.library import Library, register_fake, register_vmap
 from fe_runtime.dtypes import framework_dtype
 from fe_runtime.plan import check_backend
 
-from .autograd import differentiable
+from .autograd import as_tuple, differentiable
 from .vmap import vmap_rule
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def schema(contract: Contract) -> str:
     required = [number for number, declared in enumerate(contract.inputs) if not declared.optional]
     last = max(required, default=-1)
     tensors = [
-        f"Tensor{'?' if declared.optional else ''} {declared.name}{'=None' if number > last else ''}"
+        f"{_tensor(contract, number)} {declared.name}{'=None' if number > last else ''}"
         for number, declared in enumerate(contract.inputs)
     ]
     options = [*map(_option, contract.options), 'str backend="auto"']
@@ -69,6 +69,16 @@ def split_arguments(
     return (*arguments, *([None] * missing)), options, keywords.get("backend", "auto")
 
 
+def _tensor(contract: Contract, number: int) -> str:
+    mark = f"({chr(ord('a') + contract.mutated.index(number))}!)" if number in contract.mutated else ""
+    return f"Tensor{mark}{'?' if contract.inputs[number].optional else ''}"
+
+
+def _result(outputs: tuple[Any, ...]) -> Any:
+    """Return outputs as the dispatcher wants them: a single one without its tuple, ``None`` for none."""
+    return outputs if len(outputs) > 1 else outputs[0] if outputs else None
+
+
 def _option(option: Option) -> str:
     kind = "str" if option.kind == "dtype" else getattr(option.kind, "__name__", str(option.kind))
     default = f'"{option.default}"' if isinstance(option.default, str) else repr(option.default)
@@ -79,7 +89,7 @@ def _kernel(operation: Operation) -> Callable[..., Any]:
     def kernel(*arguments: Any, **keywords: Any) -> Any:
         arrays, options, backend = split_arguments(operation, arguments, keywords)
         outputs = operation.run_eagerly(arrays, options, None, backend)
-        return outputs if len(outputs) > 1 else outputs[0]
+        return _result(outputs)
 
     return kernel
 
@@ -89,11 +99,11 @@ def _autograd_kernel(operation: Operation) -> Callable[..., Any]:
         def run(arrays: Sequence[Any]) -> tuple[Any, ...]:
             with torch._C._AutoDispatchBelowAutograd():
                 outputs = operation.torch_op.redispatch(keyset & torch._C._after_autograd_keyset, *arrays, **keywords)
-            return outputs if isinstance(outputs, tuple) else (outputs,)
+            return as_tuple(outputs)
 
         arrays, options, backend = split_arguments(operation, arguments, keywords)
         outputs = differentiable(operation, arrays, options, backend, run)
-        return outputs if len(outputs) > 1 else outputs[0]
+        return _result(outputs)
 
     return autograd_kernel
 
@@ -107,6 +117,6 @@ def _fake_kernel(operation: Operation) -> Callable[..., Any]:
             None if spec is None else torch.empty(spec.shape, dtype=framework_dtype(spec.dtype, "torch"), device=device)
             for spec in operation.bind(arrays, options).outputs
         )
-        return outputs if len(outputs) > 1 else outputs[0]
+        return _result(outputs)
 
     return fake_kernel

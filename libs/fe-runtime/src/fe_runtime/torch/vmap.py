@@ -26,6 +26,8 @@ def vmap_rule(operation: Operation, split_arguments: Split) -> Callable[..., Any
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any, **keywords: Any) -> Any:
+        if operation.contract.mutated:
+            raise _no_rule(operation, "it writes into its inputs")
         arrays, options, _ = split_arguments(operation, arguments, keywords)
         dims = (*in_dims, *([None] * (len(arrays) - len(in_dims))))
         mapped = [
