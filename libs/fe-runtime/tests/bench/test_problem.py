@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fe_runtime.bench.places import JaxPlace, NumpyPlace, TorchPlace
 from fe_runtime.bench.problem import Problem, describe_case, minimum_bytes, plan_case
 from fe_runtime.bench.workload import Case, Workload
+from fe_runtime.contract import Contract, Input, bind
 from fe_runtime.device import Device
 from fe_runtime.plan import HOPPER
 
@@ -30,6 +33,17 @@ def test_the_class_call_writes_what_the_wrapper_returns(scale: Workload, place: 
     problem = Problem(scale, scale.demo[0], place)
     assert problem.class_call()() is None
     assert place.difference(problem.wrapper_call()()["o_tensor"], problem.ours()["o_tensor"]) == 0
+
+
+def test_operation_without_a_class_gets_a_plain_one(scale: Workload) -> None:
+    problem = Problem(replace(scale, make_class=None), scale.demo[1], NumpyPlace())
+    problem.class_call()()
+    assert problem.class_call()() is None
+
+
+def test_bytes_of_a_mutated_input_count_twice() -> None:
+    contract = Contract("op", (Input("x", "N", ("float32",), mutated=True),), ())
+    assert minimum_bytes(bind(contract, (np.zeros(8, np.float32),), {})) == 2 * 8 * 4
 
 
 def test_plain_exists_only_where_it_was_declared(scale: Workload) -> None:

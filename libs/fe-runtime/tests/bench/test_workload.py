@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,14 @@ def test_names_come_from_the_target(scale: Workload) -> None:
     assert (scale.name, scale.library) == ("scale", "fe_example")
     assert scale.load_operation().qualified_name == "fe_example.scale"
     assert Peer("liger", "norm only", lambda case: print).label == "liger (norm only)"
+
+
+def test_wrapper_of_another_signature_is_adapted(scale: Workload) -> None:
+    doubled = replace(scale, title="twice", adapt=lambda function: lambda **given: {"o_tensor": function, **given})
+    assert doubled.name == "twice"
+    wrapper = doubled.load_wrapper()
+    assert wrapper(x_tensor=1) == {"o_tensor": scale.load_wrapper(), "x_tensor": 1}
+    assert wrapper.__name__ == "scale_wrapper"
 
 
 def test_declaring_a_workload_loads_no_framework() -> None:

@@ -103,7 +103,8 @@ def test_checked_mode_reads_the_values():
     rows = torch.tensor([0, 7], dtype=torch.int32, device="cuda")
     env.configure(check_device_values=True)
     try:
-        for run in (toy.add_rows, lambda *given: toy.AddRows(*given, torch.empty(8, device="cuda"))(*given, x[0])):
+        added = torch.empty(8, device="cuda")
+        for run in (toy.add_rows, lambda *given: toy.AddRows(*given, added)(*given, added)):
             with pytest.raises(InvalidArgumentError, match=r"rows must name rows 0 to 4; got \[7\]"):
                 run(total, x, rows)
     finally:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fe_runtime.api_base import APIBase
 from fe_runtime.arrays import Device, empty
 from fe_runtime.contract import Bound, OutputSpec
 from fe_runtime.dtypes import bits
@@ -80,10 +81,24 @@ class Problem:
             name: None if spec is None else self._allocate(spec)
             for name, spec in zip(self.operation.contract.output_names, self.bound.outputs, strict=True)
         }
-        made = self.workload.make_class(self.sets[0], outputs, self._options)
+        made = (self.workload.make_class or self._plain_class)(self.sets[0], outputs, self._options)
         made.compile()
         execute, arguments = made.execute, {**self.sets[0], **outputs}
         return lambda: execute(**arguments)
+
+    def _plain_class(self, inputs: Arrays, outputs: Arrays, options: Mapping[str, object]) -> APIBase:
+        """Return the class form of an operation without a class of its own."""
+        contract = self.operation.contract
+
+        class Plain(APIBase):
+            def execute(self, **arrays: Any) -> None:
+                self._execute(
+                    [arrays.get(name) for name in contract.input_names],
+                    [arrays.get(name) for name in contract.output_names],
+                )
+
+        made = [outputs.get(name) for name in contract.output_names]
+        return Plain(self.operation, self._in_order(inputs), made, options)
 
     @property
     def backend(self) -> str:
@@ -125,7 +140,11 @@ def plan_case(workload: Workload, case: Case, target: Target | None) -> Plan:
 
 
 def minimum_bytes(bound: Bound) -> int:
-    """Return the bytes that any implementation must move: each input read once, each output written once."""
+    """Return the bytes that any implementation must move.
+
+    Each input is read once, each output and each mutated input written once.
+    """
     arrays = [(desc.shape, desc.dtype) for desc in bound.arrays.values()]
-    outputs = [(spec.shape, spec.dtype) for spec in bound.outputs if spec is not None]
-    return sum(math.prod(shape) * bits(dtype) // 8 for shape, dtype in (*arrays, *outputs))
+    written = [(spec.shape, spec.dtype) for spec in bound.outputs if spec is not None]
+    written += [(bound.arrays[name].shape, bound.arrays[name].dtype) for name in bound.mutated]
+    return sum(math.prod(shape) * bits(dtype) // 8 for shape, dtype in (*arrays, *written))

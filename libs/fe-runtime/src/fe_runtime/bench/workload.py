@@ -6,6 +6,7 @@ group ``fe.operations``. Declaring a workload imports no framework.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,6 +133,11 @@ class Workload:
         ``"module:NAME"`` of its :class:`~fe_runtime.operation.Operation`.
     wrapper
         ``"module:function"`` of its wrapper, called with the contract's names.
+    title
+        The operation's name for the command line; by default that of the module that it lies in.
+    adapt
+        ``adapt(wrapper)`` makes a wrapper of another signature one that takes the contract's names and returns its
+        results by name.
     summary
         The formula, in one line.
     dims
@@ -147,7 +153,8 @@ class Workload:
     plain
         The plain expression that a user would write, by framework name: ``plain[framework](case, inputs)``.
     make_class
-        ``make_class(inputs, outputs, options)`` returns the object of the class form.
+        ``make_class(inputs, outputs, options)`` returns the object of the class form; ``None`` for an operation whose
+        library offers no class.
     demo, bench
         Cases of ``fe demo`` (about 50 ms each on one slow core) and of ``fe bench``.
     host
@@ -158,6 +165,8 @@ class Workload:
         What ``fe bench --peers`` times beside it.
     flops
         Floating-point operations of a case, for operations that matrix units bound; ``None`` if memory bounds it.
+    is_public
+        Whether users call the wrapper: false for a gradient, which has no page in the documentation.
     """
 
     operation: str
@@ -169,18 +178,21 @@ class Workload:
     expected: Callable[[Case, Arrays], Expected]
     decode: Callable[[Case, Arrays], Any]
     plain: Mapping[str, Callable[[Case, Arrays], Any]]
-    make_class: Callable[[Arrays, Arrays, Mapping[str, object]], Any]
     demo: tuple[Case, ...]
     bench: tuple[Case, ...]
     host: Case
     presets: Mapping[str, tuple[Case, ...]]
+    make_class: Callable[[Arrays, Arrays, Mapping[str, object]], Any] | None = None
     peers: tuple[Peer, ...] = ()
     flops: Callable[[Case], int] | None = None
+    title: str = ""
+    adapt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    is_public: bool = True
 
     @property
     def name(self) -> str:
         """The operation's name, ``"rmsnorm_silu"``."""
-        return self.operation.partition(":")[0].rpartition(".")[2]
+        return self.title or self.operation.partition(":")[0].rpartition(".")[2]
 
     @property
     def library(self) -> str:
@@ -192,8 +204,9 @@ class Workload:
         return load_target(self.operation)  # type: ignore[no-any-return]
 
     def load_wrapper(self) -> Callable[..., Any]:
-        """Import the wrapper."""
-        return load_target(self.wrapper)  # type: ignore[no-any-return]
+        """Import the wrapper, adapted to the contract's names."""
+        wrapper: Callable[..., Any] = load_target(self.wrapper)
+        return wrapper if self.adapt is None else functools.wraps(wrapper)(self.adapt(wrapper))
 
 
 def load_target(target: str) -> Any:

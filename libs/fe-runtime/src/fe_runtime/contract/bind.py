@@ -63,7 +63,7 @@ class Bound:
     ``arrays`` holds a descriptor for each input that is present, in the contract's canonical shape; ``given`` the
     shape as it was passed. ``dims`` maps the contract's letters to extents, ``options`` the names to normalised
     values. ``alignments`` is the largest power of two up to 16 that divides each data pointer and each stride but the
-    unit one, in bytes: every row starts at a multiple of it.
+    unit one, in bytes: every row starts at a multiple of it. ``mutated`` names the present inputs that are written.
     """
 
     operation: str
@@ -75,6 +75,7 @@ class Bound:
     dims: Dims = field(default_factory=dict)
     options: dict[str, object] = field(default_factory=dict)
     outputs: tuple[OutputSpec | None, ...] = ()
+    mutated: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
         """Whether the optional input was passed."""
@@ -142,6 +143,7 @@ def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, obj
         for declared, array in zip(contract.inputs, arrays, strict=True)
         if (sample := _sample(bound, declared, array)) is not None
     }
+    bound.mutated = tuple(name for number in contract.mutated if (name := contract.input_names[number]) in samples)
     bound.options = check_option_kinds(contract, options)
     _check_ranks(contract, bound)
     _bind_shapes(contract, bound)

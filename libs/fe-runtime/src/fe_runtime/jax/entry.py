@@ -160,7 +160,7 @@ def _function(call: Call) -> Callable[..., Any]:
         return tuple(bind_call(call, arrays))
 
     function.__name__ = function.__qualname__ = call.operation.name
-    differentiable = function if call.operation.gradient is None else _with_gradient(call, function)
+    differentiable = _with_gradient(call, function) if call.has_gradient else function
     compiled: Callable[..., Any] = jax.jit(differentiable, inline=True)
     return compiled
 

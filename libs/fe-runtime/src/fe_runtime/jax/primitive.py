@@ -53,6 +53,11 @@ class Call:
         ]
         return self.operation.bind(samples, dict(self.options))
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the operation has a gradient with these options."""
+        return self.operation.gradient is not None and not self.operation.is_inference_only(dict(self.options))
+
     def __str__(self) -> str:
         return self.operation.qualified_name
 
@@ -89,10 +94,8 @@ def _primitive(operation: Operation) -> Primitive:
     primitive.def_abstract_eval(_abstract_results)
     mlir.register_lowering(primitive, lower_reference)
     mlir.register_lowering(primitive, lower_for_cuda, platform="cuda")
-    # Of a differentiable operation only the derivative of its derivative gets here: the first one is a custom_vjp.
-    which = "derivative" if operation.gradient is None else "second derivative"
-    ad.primitive_jvps[primitive] = _raiser(operation, which, _DERIVATIVE_FIX)
-    batching.primitive_batchers[primitive] = _raiser(operation, "batching rule for jax.vmap", _BATCHING_FIX)
+    ad.primitive_jvps[primitive] = _raiser(_derivative, _DERIVATIVE_FIX)
+    batching.primitive_batchers[primitive] = _raiser(lambda _call: "batching rule for jax.vmap", _BATCHING_FIX)
     return primitive
 
 
@@ -124,9 +127,14 @@ def _like(first: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     return first.update(shape=shape, dtype=dtype, weak_type=False, sharding=first.sharding.update(spec=spec))
 
 
-def _raiser(operation: Operation, what: str, fix: str) -> Callable[..., Any]:
-    def rule(*_arguments: Any, **_parameters: Any) -> Any:
-        name = operation.jax_entry or operation.name
-        raise NotSupportedError(f"{name} has no {what}. {fix}", reason=f"{name} has no {what}")
+def _derivative(call: Call) -> str:
+    # Of a differentiable call only the derivative of its derivative gets here: the first one is a custom_vjp.
+    return "second derivative" if call.has_gradient else "derivative"
+
+
+def _raiser(what: Callable[[Call], str], fix: str) -> Callable[..., Any]:
+    def rule(*_arguments: Any, call: Call, **_parameters: Any) -> Any:
+        name, lacking = call.operation.jax_entry or call.operation.name, what(call)
+        raise NotSupportedError(f"{name} has no {lacking}. {fix}", reason=f"{name} has no {lacking}")
 
     return rule

@@ -173,7 +173,8 @@ def _outgoing(names: Sequence[str], found: Mapping[str, Any], shapes: Sequence[A
     """Yield the gradient of each input in the shape in which the input was passed."""
     for name, shape in zip(names, shapes, strict=True):
         grad = found.get(name)
-        yield None if grad is None or shape is None else grad.reshape(shape)
+        # The same object where inputs share a gradient: torch then knows not to accumulate into it.
+        yield None if grad is None or shape is None else grad if grad.shape == shape else grad.reshape(shape)
 
 
 def _has_tangent(arrays: Sequence[Any]) -> bool:
