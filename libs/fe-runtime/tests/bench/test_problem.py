@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fe_runtime.bench.places import JaxPlace, NumpyPlace, TorchPlace
+from fe_runtime.bench.places import JaxPlace, NumpyPlace, Place, TorchPlace
 from fe_runtime.bench.problem import Problem, describe_case, minimum_bytes, plan_case
 from fe_runtime.bench.workload import Case, Workload
 from fe_runtime.contract import Contract, Input, bind
@@ -44,6 +44,15 @@ def test_operation_without_a_class_gets_a_plain_one(scale: Workload) -> None:
 def test_bytes_of_a_mutated_input_count_twice() -> None:
     contract = Contract("op", (Input("x", "N", ("float32",), mutated=True),), ())
     assert minimum_bytes(bind(contract, (np.zeros(8, np.float32),), {})) == 2 * 8 * 4
+
+
+@pytest.mark.parametrize("place", [NumpyPlace(), TorchPlace("cpu"), JaxPlace("cpu")], ids=str)
+def test_outputs_of_an_operation_that_writes_leave_its_inputs(scale: Workload, place: Place) -> None:
+    problem = Problem(replace(scale, operation="fe_example.scale:IN_PLACE"), scale.demo[0], place)
+    before = place.get(problem.sets[0]["x_tensor"]).copy()
+    (changed,) = problem.outputs()
+    np.testing.assert_allclose(place.get(changed), 2 * before)
+    np.testing.assert_array_equal(place.get(problem.sets[0]["x_tensor"]), before)
 
 
 def test_plain_exists_only_where_it_was_declared(scale: Workload) -> None:

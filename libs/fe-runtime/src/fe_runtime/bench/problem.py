@@ -68,8 +68,18 @@ class Problem:
         return self.place.framework in self.workload.plain
 
     def outputs(self, backend: str = "auto") -> tuple[Any, ...]:
-        """Run the operation on the first set of arrays."""
-        return self.operation.run(self._in_order(self.sets[0]), self._options, None, backend)
+        """Run the operation on the first set of arrays, which stay as they are.
+
+        The new values of mutated inputs follow the outputs.
+        """
+        arrays, mutated = self.sets[0], self.bound.mutated
+        if not mutated:
+            return self.operation.run(self._in_order(arrays), self._options, None, backend)
+        if self.place.framework == "jax":  # nothing mutates there: the new values are results
+            return self.operation.run_eagerly(self._in_order(arrays), self._options, None, backend)
+        copies = {name: self.place.put(self.place.get(arrays[name])) for name in mutated}
+        made = self.operation.run(self._in_order({**arrays, **copies}), self._options, None, backend)
+        return (*made, *copies.values())
 
     def results(self) -> Arrays:
         """Run the wrapper; return its outputs as numpy arrays, by name."""

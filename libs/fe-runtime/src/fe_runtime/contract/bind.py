@@ -63,7 +63,8 @@ class Bound:
     ``arrays`` holds a descriptor for each input that is present, in the contract's canonical shape; ``given`` the
     shape as it was passed. ``dims`` maps the contract's letters to extents, ``options`` the names to normalised
     values. ``alignments`` is the largest power of two up to 16 that divides each data pointer and each stride but the
-    unit one, in bytes: every row starts at a multiple of it. ``mutated`` names the present inputs that are written.
+    unit one, in bytes: every row starts at a multiple of it. ``pointers`` is that of the data pointers alone.
+    ``mutated`` names the present inputs that are written.
     """
 
     operation: str
@@ -72,6 +73,7 @@ class Bound:
     arrays: dict[str, TensorDesc] = field(default_factory=dict)
     given: dict[str, tuple[int, ...]] = field(default_factory=dict)
     alignments: dict[str, int] = field(default_factory=dict)
+    pointers: dict[str, int] = field(default_factory=dict)
     dims: Dims = field(default_factory=dict)
     options: dict[str, object] = field(default_factory=dict)
     outputs: tuple[OutputSpec | None, ...] = ()
@@ -274,6 +276,7 @@ def _bind_place(contract: Contract, bound: Bound, samples: Mapping[str, Sample])
     framework_of = device_of = ""  # the arguments that fix them
     for name, sample in samples.items():
         desc = bound.arrays[name]
+        bound.pointers[name] = sample.alignment
         bound.alignments[name] = row_alignment(sample.alignment, desc, layouts[name])
         if not framework_of or bound.framework == "descriptor":
             framework_of, bound.framework = name, sample.framework

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
@@ -18,27 +20,34 @@ DEPTH = 16
 """Depth of one instruction with 16-bit operands."""
 
 
+@dataclass(frozen=True, slots=True)
 class WarpGroupMma:
     """The product of a (rows, depth) tile and a (columns, depth) tile in shared memory, by one warp group.
 
     Parameters
     ----------
-    dtype
-        float16 or bfloat16.
+    overwriting, adding
+        The instruction without and with the old accumulators. (One that is switched inside a device loop would be lost
+        outside.)
     rows, columns
         Of the accumulator: a multiple of 64, and a multiple of 8 up to 256.
-    a_depth_contiguous, b_depth_contiguous
-        Whether the depth (K) is the contiguous dimension of the tile.
     """
 
-    def __init__(
-        self,
+    overwriting: cute.TiledMma
+    adding: cute.TiledMma
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(
+        cls,
         dtype: type[cutlass.Numeric],
         rows: int,
         columns: int,
         a_depth_contiguous: bool = True,
         b_depth_contiguous: bool = True,
-    ) -> None:
+    ) -> WarpGroupMma:
+        """Return the product for operands of float16 or bfloat16, whose depth (K) is contiguous or not."""
         operation = warpgroup.MmaF16BF16Op(
             dtype,
             Float32,
@@ -47,20 +56,20 @@ class WarpGroupMma:
             OperandMajorMode.K if a_depth_contiguous else OperandMajorMode.MN,
             OperandMajorMode.K if b_depth_contiguous else OperandMajorMode.MN,
         )
-        self._mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
-        self._shape = (rows, columns)
+        overwriting, adding = (cute.make_tiled_mma(cute.make_mma_atom(operation)) for _ in range(2))
+        overwriting.set(warpgroup.Field.ACCUMULATE, False)
+        adding.set(warpgroup.Field.ACCUMULATE, True)
+        return cls(overwriting, adding, rows, columns)
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
         """Return the descriptors of tiles (rows, depth, slots) and (columns, depth, slots)."""
-        thread = self._mma.get_slice(0)
-        return (
-            self._mma.make_fragment_A(thread.partition_A(a)),
-            self._mma.make_fragment_B(thread.partition_B(b)),
-        )
+        mma = self.adding
+        thread = mma.get_slice(0)
+        return mma.make_fragment_A(thread.partition_A(a)), mma.make_fragment_B(thread.partition_B(b))
 
     def accumulator(self) -> cute.Tensor:
         """Return the registers of the accumulator: ((2, 2, columns / 8), rows / 64, 1)."""
-        return cute.make_rmem_tensor(self._mma.partition_shape_C(self._shape), Float32)
+        return cute.make_rmem_tensor(self.adding.partition_shape_C((self.rows, self.columns)), Float32)
 
     def accumulate(
         self, accumulator: cute.Tensor, a: cute.Tensor, b: cute.Tensor, slot: Int32, fresh: bool = False
@@ -71,8 +80,8 @@ class WarpGroupMma:
         """
         warpgroup.fence()
         for step in range(cute.size(a, mode=[2])):
-            self._mma.set(warpgroup.Field.ACCUMULATE, not (fresh and step == 0))
-            cute.gemm(self._mma, accumulator, a[None, None, step, slot], b[None, None, step, slot], accumulator)
+            mma = self.overwriting if fresh and step == 0 else self.adding
+            cute.gemm(mma, accumulator, a[None, None, step, slot], b[None, None, step, slot], accumulator)
         warpgroup.commit_group()
 
 

@@ -35,6 +35,18 @@ OPERATION = Operation(
     find_kernel=_find_kernel,
 )
 
+IN_PLACE = Operation(
+    library="fe_example",
+    contract=Contract(
+        operation="scale_in_place",
+        inputs=(Input("x_tensor", "... C", FLOATS, mutated=True),),
+        options=OPERATION.contract.options,
+        outputs=(),
+    ),
+    reference=lambda x, factor: (x * factor,),
+    find_kernel=lambda bound, target: NoKernel("there is none", "Write one."),
+)
+
 
 def scale_wrapper(x_tensor: Any, factor: float = 2.0) -> TupleDict:
     return OPERATION((x_tensor,), {"factor": factor})
