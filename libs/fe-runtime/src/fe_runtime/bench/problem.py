@@ -77,7 +77,7 @@ class Problem:
             return self.operation.run(self._in_order(arrays), self._options, None, backend)
         if self.place.framework == "jax":  # nothing mutates there: the new values are results
             return self.operation.run_eagerly(self._in_order(arrays), self._options, None, backend)
-        copies = {name: self.place.put(self.place.get(arrays[name])) for name in mutated}
+        copies = {name: self.place.put(self.place.get(arrays[name]).copy()) for name in mutated}
         made = self.operation.run(self._in_order({**arrays, **copies}), self._options, None, backend)
         return (*made, *copies.values())
 

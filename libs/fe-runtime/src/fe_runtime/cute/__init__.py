@@ -12,4 +12,5 @@ it when it is imported. Each function states its formula and its error bound.
 | ``reduce`` | sums over a thread's registers, a warp, a block |
 | ``activation`` | sigmoid and SiLU |
 | ``convert`` | float32 to e4m3 and packed e2m1; NVFP4 scales and quotients |
+| ``hadamard`` | the Walsh-Hadamard transform of sixteen values of two threads |
 """
