@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
     options = parser.parse_args()
-    wanted = {f"{workload.name}.md": page(workload) for workload in find_workloads().workloads}
+    wanted = {f"{workload.name}.md": page(workload) for workload in find_workloads().workloads if workload.is_public}
     there = {path.name: path.read_text() for path in DOCS.glob("*.md")}
     if options.check:
         differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))

@@ -12,8 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from fe_norm import RmsNormSilu, fused_rmsnorm_silu, rmsnorm_silu_jax, rmsnorm_silu_wrapper
-from fe_norm.rmsnorm_silu import CONTRACT, OPERATION
+from fe_norm import (
+    RmsNormSilu,
+    fused_rmsnorm_silu,
+    rmsnorm_silu_backward,
+    rmsnorm_silu_jax,
+    rmsnorm_silu_wrapper,
+)
+from fe_norm.rmsnorm_silu import BACKWARD, BACKWARD_CONTRACT, CONTRACT, OPERATION
 from fe_runtime import NotCompiledError, NotSupportedError, TensorDesc
 from fe_runtime.plan import Target
 from fe_runtime.testing import Call, assert_rejected, invalid_calls, to_framework, to_numpy, valid_calls
@@ -111,14 +117,111 @@ def test_eps_of_any_real_kind() -> None:
     np.testing.assert_array_equal(one, rmsnorm_silu_wrapper(x, w, eps=np.float32(1.0))["o_tensor"])
 
 
-def test_required_gradient_is_refused() -> None:
+@pytest.mark.parametrize("out_dtype", [FP8, torch.float8_e4m3fn, "nvfp4", torch.float4_e2m1fn_x2], ids=repr)
+def test_required_gradient_of_quantised_output_is_refused(out_dtype: Any) -> None:
     x, w, bias, _ = example("torch").arrays
-    with pytest.raises(RuntimeError, match="rmsnorm_silu: bias_tensor must not require a gradient"):
-        rmsnorm_silu_wrapper(x, w, bias_tensor=bias.requires_grad_())  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match=r"rmsnorm_silu: bias_tensor must not require a gradient.*inference"):
+        rmsnorm_silu_wrapper(x, w, 1e-5, bias.requires_grad_(), out_dtype)  # type: ignore[union-attr]
     with pytest.raises(RuntimeError, match=r"rmsnorm_silu: x_tensor .*inference"):
-        rmsnorm_silu_wrapper(x.requires_grad_(), w)  # type: ignore[union-attr]
+        rmsnorm_silu_wrapper(x.requires_grad_(), w, out_dtype=out_dtype)  # type: ignore[union-attr]
     with torch.no_grad():
-        assert not rmsnorm_silu_wrapper(x, w)["o_tensor"].requires_grad
+        assert not rmsnorm_silu_wrapper(x, w, out_dtype=out_dtype)["o_tensor"].requires_grad
+
+
+def test_an_unknown_dtype_is_an_error_also_where_a_gradient_is_required() -> None:
+    x, w, _, _ = example("torch").arrays
+    with pytest.raises(ValueError, match="out_dtype must be bfloat16"):
+        rmsnorm_silu_wrapper(x.requires_grad_(), w, out_dtype="int8")  # type: ignore[union-attr]
+
+
+def test_jax_has_no_gradient_of_quantised_output() -> None:
+    x, w, _, _ = example("jax").arrays
+    with pytest.raises(NotSupportedError, match="rmsnorm_silu_jax has no derivative"):
+        jax.grad(lambda v: rmsnorm_silu_jax(v, w, out_dtype=FP8).astype(jnp.float32).sum())(x)
+
+
+def test_fused_alias_refuses_a_gradient_of_what_it_writes_in_place() -> None:
+    x, w, _, _ = example("torch").arrays
+    w.requires_grad_()  # type: ignore[union-attr]
+    out = torch.empty_like(x)  # type: ignore[call-overload]
+    with pytest.raises(RuntimeError, match="fused_rmsnorm_silu: weight must not require a gradient where out is given"):
+        fused_rmsnorm_silu(x, w, out=out)
+    with torch.no_grad():
+        assert fused_rmsnorm_silu(x, w, out=out) is out
+    assert fused_rmsnorm_silu(x, w).requires_grad
+
+
+# --- gradient ------------------------------------------------------------------------------------------------------
+
+
+def slopes(x: Any, w: Any, b: Any, do: Any, eps: float) -> dict[str, Any]:
+    """What torch's own operations give in float64."""
+    wide = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in {"x": x, "w": w, "b": b}.items()}
+    z = torch.nn.functional.rms_norm(wide["x"], wide["x"].shape[-1:], wide["w"], eps) + wide["b"]
+    (torch.nn.functional.silu(z) * torch.tensor(do)).sum().backward()
+    return {name: leaf.grad.numpy() for name, leaf in wide.items()}  # type: ignore[union-attr]
+
+
+GRADIENT_EPS = 1e-3
+
+
+def test_gradients_in_torch() -> None:
+    x, w, b, _ = example().arrays
+    do = np.random.default_rng(1).standard_normal((2, 3, 32)).astype(np.float32)
+    want = slopes(x, w, b, do, GRADIENT_EPS)
+    leaves = [torch.tensor(a, requires_grad=True) for a in (x, w.reshape(1, 32, 1, 1), b)]  # type: ignore[union-attr]
+    rmsnorm_silu_wrapper(*leaves[:2], GRADIENT_EPS, leaves[2])["o_tensor"].backward(torch.tensor(do))
+    for leaf, exact in zip(leaves, want.values(), strict=True):
+        np.testing.assert_allclose(leaf.grad.reshape(exact.shape), exact, rtol=1e-4, atol=1e-5)  # type: ignore[union-attr]
+
+
+def test_gradients_in_jax() -> None:
+    x, w, b, _ = example().arrays
+    do = np.random.default_rng(1).standard_normal((2, 3, 32)).astype(np.float32)
+    want = slopes(x, w, b, do, GRADIENT_EPS)
+    gradient = jax.grad(lambda *a: (rmsnorm_silu_jax(*a, eps=GRADIENT_EPS) * do).sum(), (0, 1, 2))
+    for function in (gradient, jax.jit(gradient)):
+        for got, exact in zip(function(*map(jnp.asarray, (x, w, b))), want.values(), strict=True):
+            np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_op_and_compiled_gradient() -> None:
+    x, w, b, _ = example("torch").arrays
+    torch.library.opcheck(torch.ops.fe_norm.rmsnorm_silu_backward.default, (x, x, w, b))
+    x.requires_grad_()  # type: ignore[union-attr]
+
+    def model(x: Any) -> Any:
+        return rmsnorm_silu_wrapper(x * 2, w, 1e-5, b)["o_tensor"].square().sum()
+
+    torch._dynamo.reset()
+    (want,) = torch.autograd.grad(model(x), x)
+    (got,) = torch.autograd.grad(torch.compile(model, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(got, want)
+
+
+def backward_example() -> Call:
+    rng = np.random.default_rng(0)
+    shapes = ((2, 3, 32), (2, 3, 32), (32,), (32,))
+    return Call(tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes), {"eps": 1e-5})
+
+
+def run_backward(arrays: Any, options: Any) -> Any:
+    return rmsnorm_silu_backward(*arrays, **options)
+
+
+@pytest.mark.parametrize("call", invalid_calls(BACKWARD_CONTRACT, backward_example()), ids=lambda call: call.id)
+def test_invalid_call_of_the_gradient_is_rejected(call: Any) -> None:
+    assert_rejected(run_backward, "rmsnorm_silu_backward", call)
+
+
+def test_one_kernel_of_the_gradient_for_any_rows() -> None:
+    w = on_gpu((512,))
+    plans = [BACKWARD.plan(BACKWARD.bind((x, x, w, None), {})).kernel for x in (on_gpu((m, 512)) for m in (1, 99))]
+    assert plans[0] is not None
+    assert plans[1] is not None
+    assert plans[0].spec == plans[1].spec
+    assert plans[0].form.scalars == ("eps",)
+    assert len(plans[1].form.scratch) == 1
 
 
 # --- class ---------------------------------------------------------------------------------------------------------

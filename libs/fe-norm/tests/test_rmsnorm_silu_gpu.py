@@ -494,9 +494,9 @@ def test_mixed_devices_and_required_gradients_are_rejected() -> None:
     with pytest.raises(ValueError, match="w_tensor must be on the device of x_tensor"):
         rmsnorm_silu_wrapper(x, w.cpu())
     with pytest.raises(RuntimeError, match="inference"):
-        rmsnorm_silu_wrapper(x.requires_grad_(), w)
+        rmsnorm_silu_wrapper(x.requires_grad_(), w, out_dtype=FP8)
     with torch.no_grad():
-        rmsnorm_silu_wrapper(x, w)
+        rmsnorm_silu_wrapper(x, w, out_dtype=FP8)
 
 
 def test_torch_compile_and_opcheck() -> None:

@@ -34,7 +34,7 @@ def _name(case: Case) -> str:
 
 
 def test_the_library_declares_its_operation() -> None:
-    assert WORKLOADS == (RMSNORM_SILU,)
+    assert RMSNORM_SILU in WORKLOADS
     assert (RMSNORM_SILU.library, RMSNORM_SILU.name) == ("fe_norm", "rmsnorm_silu")
     assert callable(RMSNORM_SILU.load_wrapper())
 

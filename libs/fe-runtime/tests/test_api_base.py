@@ -464,6 +464,17 @@ def test_empty_rows_launch_nothing(pretended_gpu: StandInLoader) -> None:
     torch.testing.assert_close(y, x * weight, rtol=0, atol=0)
 
 
+def test_empty_rows_of_another_layout_launch_nothing_either(pretended_gpu: StandInLoader) -> None:
+    """An empty array's strides say nothing: they may well name another kernel."""
+    op = ScaleRows(*tensors())
+    op.compile()
+    _, weight, y, total = tensors(0)
+    with pytest.raises(InvalidArgumentError, match="rows aligned to"):
+        op.execute(torch.zeros(3, 9)[:, :8], weight, *tensors(3)[2:])
+    op.execute(torch.zeros(0, 9)[:, :8], weight, y, total)
+    assert pretended_gpu.launches == []
+
+
 def test_empty_samples_compile_the_kernel_for_later(pretended_gpu: StandInLoader) -> None:
     op = ScaleRows(*tensors(0))
     op.compile()

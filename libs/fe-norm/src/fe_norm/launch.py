@@ -45,10 +45,16 @@ class Problem:
     has_bias, has_scale
         Which other optional operands there are.
     x_alignment, o_alignment, weight_alignment
-        Largest power of two up to 16 that divides, in bytes, the start of every row of x, of every row of o, and of
-        weight and bias.
+        Largest power of two up to 16 that divides, in bytes, the start of every row of x (and of the residual and the
+        sum), of every row of o, and of weight and bias.
     bias_dtype
         ``None``: as the weight, float32 without one.
+    activation
+        ``None`` or ``"silu"``.
+    has_residual
+        Whether a residual of the dtype and alignment of x is added first, and the sum stored.
+    has_rstd
+        Whether the reciprocal root mean square of each row is stored.
     """
 
     columns: int
@@ -61,6 +67,9 @@ class Problem:
     o_alignment: int = 16
     weight_alignment: int = 16
     bias_dtype: str | None = None
+    activation: str | None = None
+    has_residual: bool = False
+    has_rstd: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -265,14 +274,17 @@ def _launch(problem: Problem, arch: str, threads: int, chunk: int, rows: int) ->
 def _registers(problem: Problem, launch: Launch, arch: str) -> int:
     """Return the registers that a thread needs without spilling, by experience with the compiler.
 
-    The values of x, 16 words each of weight and bias (not all are there at once), and what arithmetic takes.
+    The values of x and of the residual, 16 words each of weight and bias (not all are there at once), and what
+    arithmetic takes.
     """
     chunk = launch.chunk
     x_words = chunk * _words(problem)
     parameters = max(1, (problem.weight_dtype is not None) + problem.has_bias)
-    need = launch.rows * x_words + min(max(x_words, _parameter_words(problem, chunk)), 16 * parameters)
+    need = (1 + problem.has_residual) * launch.rows * x_words
+    need += min(max(x_words, _parameter_words(problem, chunk)), 16 * parameters)
     need += (2 * chunk + 2) * parameters if loads_parameters_late(problem, launch) else 0
     need += 8 if problem.has_bias else 0
+    need += 4 if problem.has_rstd and x_words >= _MOST_WORDS else 0
     if not 90 <= _number(arch) < 100:  # the numbers are Hopper's; others need a little more
         need += 10 if problem.out_format == "float32" else 4
     if problem.out_format == "nvfp4":
@@ -280,7 +292,7 @@ def _registers(problem: Problem, launch: Launch, arch: str) -> int:
     need += 24 if problem.out_format == "float32" else 16
     need -= 8 if problem.x_dtype == "float32" else 0
     need += 5 + 3 * chunk if launch.tile > 1 else 0
-    return need + (0 if launch.is_one_pass(problem) else 32 if problem.has_bias else 12)
+    return need + (0 if launch.is_one_pass(problem) else 32 if problem.has_bias or problem.has_residual else 12)
 
 
 def _blocks(problem: Problem, launch: Launch, arch: str) -> int:
@@ -297,7 +309,7 @@ def _prefetch(problem: Problem, launch: Launch, arch: str) -> int:
     if not _can_prefetch(problem, arch) or problem.row_bytes % 128 or short:
         return 0
     ahead = _NEAR if problem.row_bytes < 32768 else _FAR
-    return max(1, ahead // (problem.row_bytes * launch.tile))
+    return max(1, ahead // ((1 + problem.has_residual) * problem.row_bytes * launch.tile))
 
 
 def _can_prefetch(problem: Problem, arch: str) -> bool:

@@ -1,36 +1,36 @@
 """``rmsnorm_silu``: RMSNorm, scale, optional bias and SiLU in one pass over each row, with 16/32-bit, FP8 or NVFP4
-output."""
+output, and its gradient."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from fe_runtime import KernelSpec
 from fe_runtime.api_base import APIBase
 from fe_runtime.arrays import describe
-from fe_runtime.contract import (
-    UNIT_INNER,
-    Bound,
-    Contract,
-    Input,
-    Option,
-    Output,
-    OutputSpec,
-    Rule,
-    merged_strides,
-)
-from fe_runtime.dtypes import bits
+from fe_runtime.contract import UNIT_INNER, Bound, Contract, Input, Option, Output, OutputSpec, Rule
+from fe_runtime.dtypes import canonical_dtype
 from fe_runtime.errors import InvalidArgumentError, explain
+from fe_runtime.gradient import Gradient
 from fe_runtime.operation import Operation
 from fe_runtime.plan import Form, Kernel, NoKernel, Target
 from fe_runtime.tuple_dict import TupleDict
 
 from . import launch
+from .row_operands import EPS, FLOATS, alignment, backward_kernel, copied, some_columns
 
-__all__ = ["OPERATION", "RmsNormSilu", "fused_rmsnorm_silu", "rmsnorm_silu_jax", "rmsnorm_silu_wrapper"]
+__all__ = [
+    "BACKWARD",
+    "OPERATION",
+    "RmsNormSilu",
+    "fused_rmsnorm_silu",
+    "rmsnorm_silu_backward",
+    "rmsnorm_silu_jax",
+    "rmsnorm_silu_wrapper",
+]
 
-FLOATS = ("bfloat16", "float16", "float32")
 FP8 = "float8_e4m3fn"
 NVFP4 = "float4_e2m1fn_x2"
 BLOCK = 16
@@ -84,10 +84,13 @@ def rmsnorm_silu_wrapper(
     InvalidArgumentError
         Shapes, strides, dtypes, devices or options break the contract; NVFP4 needs C to be a multiple of 16.
     RuntimeError
-        A gradient is required: the operation is for inference.
+        A gradient is required of FP8 or NVFP4 output, which is for inference.
 
     Notes
     -----
+    With 16- or 32-bit output differentiable in x, w and bias, once, in torch and in JAX; see
+    :func:`rmsnorm_silu_backward`.
+
     FP8 saturates at +-448 and keeps NaN. NVFP4 blocks of 16 channels store ``sf = e4m3(max|y|/6)`` and codes
     ``e2m1(y/q)`` with the unrounded ``q``; a block with ``max|y| <= 6*2^-10`` stores ``sf = 0`` and dequantises to 0.
     Deterministic. If the leading dimensions of x do not merge into rows of one stride, x is copied first.
@@ -162,9 +165,10 @@ def rmsnorm_silu_jax(
     out_dtype: Any = None,
     backend: str = "auto",
 ) -> Any:
-    """Apply RMSNorm, scale, bias and SiLU to JAX arrays, eagerly or under ``jit``.
+    """Apply RMSNorm, scale, bias and SiLU to JAX arrays, eagerly, under ``jit`` and under ``grad``.
 
-    Same formula, dtypes and errors as :func:`rmsnorm_silu_wrapper`; ``eps``, ``out_dtype`` and ``backend`` are static.
+    Same formula, dtypes, derivative and errors as :func:`rmsnorm_silu_wrapper`; ``eps``, ``out_dtype`` and ``backend``
+    are static.
 
     Returns
     -------
@@ -195,14 +199,86 @@ def fused_rmsnorm_silu(
     ------
     InvalidArgumentError
         ``block_scale`` without ``out``, and as :func:`rmsnorm_silu_wrapper`.
+    RuntimeError
+        A gradient is required and ``out`` given: what is written in place has no derivative.
     """
     if out is None:
         if block_scale is not None:
             rule, fix = "be None without out", "Pass both for NVFP4, or call rmsnorm_silu_wrapper."
             raise InvalidArgumentError(explain("fused_rmsnorm_silu", "block_scale", rule, "an array", fix))
         return rmsnorm_silu_wrapper(input, weight, eps)["o_tensor"]
+    _refuse_gradient(input=input, weight=weight, out=out)
     RmsNormSilu(input, weight, out, block_scale, eps)(input, weight, out, block_scale)
     return out if block_scale is None else (out, block_scale)
+
+
+def rmsnorm_silu_backward(
+    do_tensor: Any,
+    x_tensor: Any,
+    w_tensor: Any = None,
+    bias_tensor: Any = None,
+    eps: float = 1e-5,
+    *,
+    backend: str = "auto",
+) -> TupleDict:
+    """Return the gradients of :func:`rmsnorm_silu_wrapper`, for those who write their own derivative rules.
+
+    With ``rstd`` and ``z`` as there, ``s = 1/(1 + exp(-z))``, ``u0 = do*s*(1 + z*(1 - s))``, ``u = u0*w`` and
+    ``xh = rstd*x``: ``dx = rstd*(u - xh*mean_C(u*xh))``, ``dw = sum over rows of u0*xh``,
+    ``db = sum over rows of u0``, in fp32, each rounded once.
+
+    Parameters
+    ----------
+    do_tensor
+        (..., C), gradient of the output; bfloat16, float16 or float32.
+    x_tensor, w_tensor, bias_tensor, eps
+        As given to the forward.
+    backend
+        As for the forward.
+
+    Returns
+    -------
+    TupleDict
+        ``dx_tensor`` (..., C), ``dw_tensor`` and ``dbias_tensor`` (C,), each of the dtype of what it belongs to;
+        ``None`` for what is absent.
+
+    Raises
+    ------
+    TypeError, InvalidArgumentError
+        The call breaks the contract.
+
+    Notes
+    -----
+    Sums over rows have a fixed order, which depends on the GPU model and the number of rows only. Deterministic; no
+    derivative of its own.
+
+    Source
+    ------
+    Contract of cuDNN Frontend OSS 1.32: RMSNorm + SiLU, differentiated.
+    """
+    return BACKWARD((do_tensor, x_tensor, w_tensor, bias_tensor), {"eps": eps}, backend=backend)
+
+
+def _refuse_gradient(**arrays: Any) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, array in arrays.items():
+        if getattr(array, "requires_grad", False):
+            rule = "not require a gradient where out is given: what is written in place has no derivative"
+            fix = "Leave out out, or call it under torch.no_grad()."
+            raise RuntimeError(explain("fused_rmsnorm_silu", name, rule, "requires_grad=True", fix))
+
+
+def _is_quantised(options: Mapping[str, object]) -> bool:
+    """Whether the options, in any spelling, ask for FP8 or NVFP4 output; an invalid dtype is none of these."""
+    dtype = options.get("out_dtype")
+    if dtype is None or dtype == "nvfp4":
+        return dtype is not None
+    try:
+        return canonical_dtype(dtype).startswith("float4") or canonical_dtype(dtype) == FP8
+    except ValueError:
+        return False
 
 
 def _format_of(sample_o: Any) -> str | None:
@@ -230,8 +306,8 @@ def _sf_spec(bound: Bound) -> OutputSpec | None:
 
 def _narrowed(call: Mapping[str, Any], columns: int) -> dict[str, Any]:
     """Cut the channels of a valid call, to build one that breaks a rule on their number."""
-    cut = {name: call[name][..., :columns] for name in ("x_tensor", "w_tensor", "bias_tensor")}
-    return {**call, **cut}
+    rows = ("do_tensor", "x_tensor", "w_tensor", "bias_tensor")
+    return {**call, **{name: call[name][..., :columns] for name in rows if name in call}}
 
 
 CONTRACT = Contract(
@@ -243,16 +319,7 @@ CONTRACT = Contract(
         Input("scale_tensor", "1", ("float32",), optional=True, doc="multiplies the result; FP8 output only"),
     ),
     options=(
-        Option(
-            "eps",
-            float,
-            1e-5,
-            holds=lambda eps: isinstance(eps, float) and 0 <= eps < float("inf"),
-            rule="be a finite number >= 0",
-            invalid=(-1.0, float("nan"), float("inf")),
-            runtime=True,
-            doc="added to the mean square",
-        ),
+        EPS,
         Option(
             "out_dtype",
             "dtype",
@@ -268,14 +335,7 @@ CONTRACT = Contract(
         Output("sf_tensor", _sf_spec, doc="NVFP4 block scales"),
     ),
     rules=(
-        Rule(
-            "x_tensor",
-            "have at least one column",
-            holds=lambda bound: bound.dim("C") > 0,
-            given=lambda bound: f"shape {bound.given['x_tensor']}",
-            fix="The mean square of an empty row is undefined.",
-            violation=lambda call: _narrowed(call, 0),
-        ),
+        some_columns("x_tensor", "C", lambda call: _narrowed(call, 0)),
         Rule(
             "x_tensor",
             "have a multiple of 16 columns for NVFP4",
@@ -298,25 +358,23 @@ CONTRACT = Contract(
 
 def find_kernel(bound: Bound, target: Target) -> Kernel | NoKernel:
     """Plan the kernel for a call: one kernel per row length, dtypes, output format and alignment, for any rows."""
-    x, columns, out_dtype = bound.arrays["x_tensor"], bound.dim("C"), str(bound.options["out_dtype"])
-    copied = merged_strides(x.shape, x.stride) is None
-    row_bytes = columns * bits(x.dtype) // 8
-    aligned = bound.alignments
+    columns, out_dtype = bound.dim("C"), str(bound.options["out_dtype"])
     problem = launch.Problem(
         columns=columns,
-        x_dtype=x.dtype,
+        x_dtype=bound.arrays["x_tensor"].dtype,
         out_format="nvfp4" if out_dtype == NVFP4 else out_dtype,
         weight_dtype=bound.dtype("w_tensor"),
         has_bias=bound.has("bias_tensor"),
         bias_dtype=bound.dtype("bias_tensor"),
         has_scale=bound.has("scale_tensor"),
-        x_alignment=min(16, row_bytes & -row_bytes) if copied else aligned["x_tensor"],
-        o_alignment=aligned["o_tensor"],
-        weight_alignment=min(aligned.get("w_tensor", 16), aligned.get("bias_tensor", 16)),
+        x_alignment=alignment(bound, "x_tensor"),
+        o_alignment=bound.alignments["o_tensor"],
+        weight_alignment=alignment(bound, "w_tensor", "bias_tensor"),
+        activation="silu",
     )
     config = launch.config(problem, launch.choose(problem, target.arch))
-    spec = KernelSpec.of("fe_norm.rmsnorm_silu", "fe_norm.kernels.rmsnorm_silu:build", target.arch, **config)
-    return Kernel(spec, _kernel_form(bound), ("x_tensor",) if copied else ())
+    spec = KernelSpec.of("fe_norm.rmsnorm_silu", "fe_norm.kernels.rms_rows:build", target.arch, **config)
+    return Kernel(spec, _kernel_form(bound), copied(bound, "x_tensor"))
 
 
 def _kernel_form(bound: Bound) -> Form:
@@ -335,12 +393,56 @@ def _kernel_form(bound: Bound) -> Form:
     )
 
 
+BACKWARD_CONTRACT = Contract(
+    operation="rmsnorm_silu_backward",
+    inputs=(
+        Input("do_tensor", "... C", FLOATS, UNIT_INNER, doc="gradient of the output"),
+        Input("x_tensor", "... C", FLOATS, UNIT_INNER, doc="input"),
+        Input("w_tensor", "C", FLOATS, also=("1 C 1 1",), optional=True, doc="scale per channel"),
+        Input("bias_tensor", "C", FLOATS, optional=True, dtype_of="w_tensor", doc="added before SiLU"),
+    ),
+    options=(EPS,),
+    outputs=(
+        Output("dx_tensor", lambda bound: _like(bound, "x_tensor"), doc="gradient of x"),
+        Output("dw_tensor", lambda bound: _like(bound, "w_tensor"), doc="gradient of w"),
+        Output("dbias_tensor", lambda bound: _like(bound, "bias_tensor"), doc="gradient of bias"),
+    ),
+    rules=(some_columns("x_tensor", "C", lambda call: _narrowed(call, 0)),),
+)
+
+
+def find_backward_kernel(bound: Bound, target: Target) -> Kernel | NoKernel:
+    """Plan the kernel of the gradient."""
+    arrays = ("do_tensor", "x_tensor", "w_tensor", "bias_tensor")
+    return backward_kernel(bound, target, arrays, activation="silu")
+
+
+def _like(bound: Bound, name: str) -> OutputSpec | None:
+    array = bound.arrays.get(name)
+    return None if array is None else OutputSpec(tuple(array.shape), array.dtype)
+
+
+BACKWARD = Operation(
+    "fe_norm",
+    BACKWARD_CONTRACT,
+    reference="fe_norm.reference.rmsnorm_silu:rmsnorm_silu_backward",
+    find_kernel=find_backward_kernel,
+    jax_entry="fe_norm.rmsnorm_silu_jax",
+)
+
 OPERATION = Operation(
     "fe_norm",
     CONTRACT,
     reference="fe_norm.reference.rmsnorm_silu:rmsnorm_silu",
     find_kernel=find_kernel,
-    inference_only=True,
+    gradient=Gradient(
+        BACKWARD,
+        residuals=("x_tensor", "w_tensor", "bias_tensor"),
+        wrt=("x_tensor", "w_tensor", "bias_tensor"),
+        outputs=("o_tensor",),
+        options=("eps",),
+    ),
+    inference_only=_is_quantised,
     jax_entry="fe_norm.rmsnorm_silu_jax",
     stream_argument="current_stream",
 )

@@ -12,6 +12,10 @@ import numpy as np
 from fe_runtime.bench.accuracy import allowed_in_blocks, allowed_in_dtype
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
+from .workloads_pad import RMSNORM_SILU_PAD
+from .workloads_rht import RMSNORM_RHT_AMAX
+from .workloads_rms_norm import RMS_NORM, RMS_NORM_BACKWARD, RMSNORM_SILU_BACKWARD
+
 __all__ = ["RMSNORM_SILU", "WORKLOADS"]
 
 EPS = 1e-5
@@ -249,4 +253,11 @@ RMSNORM_SILU = Workload(
     peers=PEERS,
 )
 
-WORKLOADS = (RMSNORM_SILU,)
+WORKLOADS = (
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    RMSNORM_SILU,
+    RMSNORM_SILU_BACKWARD,
+    RMSNORM_RHT_AMAX,
+    RMSNORM_SILU_PAD,
+)

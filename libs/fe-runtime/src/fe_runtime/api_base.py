@@ -10,7 +10,7 @@ from .arrays import detect_framework, get_device, is_torch_tensor, on_default_st
 from .contract import Bound, Contract, Sample, check_outputs
 from .errors import InvalidArgumentError, NotCompiledError, explain, renamed
 from .experimental import class_logger
-from .launch import direct_launch, kernel_launch, reference_launch
+from .launch import direct_launch, is_empty, kernel_launch, reference_launch
 from .operation import Operation, load_kernel, reject_descriptors, signature
 from .plan import HOPPER, Kernel, Plan, fall_back
 from .tensor_desc import TensorDesc
@@ -199,8 +199,10 @@ class APIBase:
             fix = "Pass a contiguous copy: execute allocates nothing."
             raise InvalidArgumentError(explain(bound.operation, name, rule, given, fix))
 
-    def _kernel_for(self, live: Bound, compiled: Bound, plan: Plan) -> Kernel:
-        """Return the live operands' kernel, which must be the compiled one."""
+    def _kernel_for(self, live: Bound, compiled: Bound, plan: Plan) -> Kernel | None:
+        """Return the live operands' kernel, which must be the compiled one, unless there is nothing to launch."""
+        if is_empty(live):  # the strides of an empty array say nothing about its layout
+            return plan.kernel
         given = dict(live.alignments)
         for name, alignment in given.items():  # better aligned operands run the compiled kernel too
             live.alignments[name] = min(alignment, compiled.alignments[name])

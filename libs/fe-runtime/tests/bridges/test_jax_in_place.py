@@ -63,7 +63,7 @@ def test_launch_passes_views_and_scalars(wait, monkeypatch):
         np.testing.assert_array_equal(given, np.arange(8))
 
     in_place.in_place_launch(fe_toy.OPERATION, bound, kernel, run, wait=wait)((x, None), (y, None))
-    assert synchronised == ([place] if wait else [])
+    assert synchronised == ([place, place] if wait else [])
 
 
 def test_repeated_executions_of_one_object(monkeypatch):
@@ -78,7 +78,7 @@ def test_repeated_executions_of_one_object(monkeypatch):
     for number, stream in enumerate((0, None, 0, None, None), 1):
         operation.execute(x, None, y, current_stream=stream)
         assert len(launches) == number
-    assert len(synchronised) == 3
+    assert len(synchronised) == 6  # before and after
     with pytest.raises(InvalidArgumentError, match="y must not share memory with x"):
         operation.execute(x, None, x)
     assert len(launches) == 5

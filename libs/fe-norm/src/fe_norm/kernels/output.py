@@ -12,7 +12,7 @@ from fe_runtime.cute.memory import access_bits, store_atom
 from fe_runtime.cute.rows import RowPartition, store_vector
 from fe_runtime.cute.types import numeric
 
-__all__ = ["BLOCK", "OutputFormat", "OutputRow"]
+__all__ = ["BLOCK", "OutputFormat", "OutputRow", "both", "rounded"]
 
 BLOCK = 16
 
@@ -59,13 +59,13 @@ class OutputRow:
     def store(self, results: list[Float32], index: Int32, inside: Boolean | bool) -> None:
         """Round the results of vector ``index`` and store them if it lies ``inside`` the row."""
         fmt = self.format
-        inside = _both(self.exists, inside)
+        inside = both(self.exists, inside)
         if fmt.name == "nvfp4":
             items = self._nvfp4(results, index, inside)
         elif fmt.name == "float8_e4m3fn":
             items = self._e4m3(results)
         else:
-            items = _rounded(results, fmt.name)
+            items = rounded(results, fmt.name)
         dtype = self.values.element_type
         bits = access_bits(dtype, fmt.stored.vector, fmt.alignment)
         store_vector(items, self.values, index, inside, fmt.stored, store_atom(dtype, bits))
@@ -94,13 +94,13 @@ class OutputRow:
         largest = cute.arch.warp_reduction(largest, cute.arch.fmax, threads_in_group=BLOCK // NVFP4_VECTOR)
         scale = nvfp4_scale(largest)
         code = Uint8(e4m3_pair(scale, Float32(0.0), self.format.e4m3_hardware) & 0xFF)
-        _store_scale(self.scales, index // 2, code, _both(inside, index % 2 == 0))
+        _store_scale(self.scales, index // 2, code, both(inside, index % 2 == 0))
         items = cute.make_rmem_tensor((NVFP4_VECTOR // 2,), Uint8)
         cute.recast_tensor(items, Int32)[0] = e2m1_word(block_quotients(results, scale), results)
         return items
 
 
-def _rounded(results: list[Float32], dtype: str) -> cute.Tensor:
+def rounded(results: list[Float32], dtype: str) -> cute.Tensor:
     wide = cute.make_rmem_tensor((len(results),), Float32)
     for i, result in enumerate(results):
         wide[i] = result
@@ -115,7 +115,7 @@ def _store_scale(scales: cute.Tensor, block: Int32, code: Uint8, inside: Boolean
         scales[block] = code
 
 
-def _both(a: Boolean | bool, b: Boolean | bool) -> Boolean | bool:
+def both(a: Boolean | bool, b: Boolean | bool) -> Boolean | bool:
     """Return ``a and b``, decided while compiling where one is a ``bool``."""
     if isinstance(a, bool):
         return b if a else False

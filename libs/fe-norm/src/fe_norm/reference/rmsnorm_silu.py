@@ -1,4 +1,4 @@
-"""``o = SiLU(RMSNorm(x) * w + b)`` on arrays of any framework."""
+"""``o = SiLU(RMSNorm(x) * w + b)`` and its gradient, on arrays of any framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from array_api_compat import array_namespace
 
 from fe_runtime import formats
 
-__all__ = ["rmsnorm_silu"]
+from .rms_norm import gradients_of_rows, normalised
+
+__all__ = ["rmsnorm_silu", "rmsnorm_silu_backward"]
 
 
 def rmsnorm_silu(
@@ -44,13 +46,7 @@ def rmsnorm_silu(
     """
     xp = array_namespace(x)
     real = getattr(xp, compute)
-    v = xp.astype(x, real)
-    rstd = 1 / xp.sqrt(xp.mean(v * v, axis=-1, keepdims=True) + eps)
-    z = rstd * v
-    if w is not None:
-        z = z * xp.astype(w, real)
-    if bias is not None:
-        z = z + xp.astype(bias, real)
+    z, _ = normalised(x, w, bias, eps, real)
     y = z * _sigmoid(xp, z)
     if out_dtype == compute:
         return y, None
@@ -59,6 +55,40 @@ def rmsnorm_silu(
     if out_dtype == "float8_e4m3fn":
         return formats.cast(y if scale is None else y * xp.astype(scale, real), out_dtype), None
     return formats.cast(y, out_dtype), None
+
+
+def rmsnorm_silu_backward(
+    do: Any, x: Any, w: Any = None, bias: Any = None, *, eps: float, compute: str = "float32"
+) -> tuple[Any, Any, Any]:
+    """Return the gradients of :func:`rmsnorm_silu` with an unquantised output.
+
+    With ``z`` as there, ``s = sigmoid(z)``, ``u0 = do*s*(1 + z*(1 - s))``, ``u = u0*w`` and ``xh = rstd*x``:
+    ``dx = rstd*(u - xh*mean(u*xh))``, ``dw = sum over rows of u0*xh``, ``db = sum over rows of u0``.
+
+    Parameters
+    ----------
+    do
+        (..., C), gradient of the output.
+    x, w, bias, eps
+        As given to the forward.
+    compute
+        dtype of the arithmetic.
+
+    Returns
+    -------
+    tuple
+        ``(dx, dw, db)``, each rounded once to the dtype of what it is the gradient of; ``None`` for what is absent.
+
+    Source
+    ------
+    Contract of cuDNN Frontend OSS 1.32: RMSNorm + SiLU, differentiated.
+    """
+    xp = array_namespace(x)
+    real = getattr(xp, compute)
+    z, rstd = normalised(x, w, bias, eps, real)
+    s = _sigmoid(xp, z)
+    u0 = xp.astype(do, real) * s * (1 + z * (1 - s))
+    return gradients_of_rows(u0, None, x, w, bias, rstd)
 
 
 def _sigmoid(xp: Any, z: Any) -> Any:

@@ -71,10 +71,10 @@ def device_guard(device: object) -> Iterator[None]:
         _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
-def synchronize(device: object, handle: int = 0) -> None:
-    """Wait until a stream of a CUDA device has done its work; handle 0 is the legacy default stream."""
+def synchronize(device: object) -> None:
+    """Wait until a CUDA device has done all work of this process."""
     with device_guard(device):
-        _call("cuStreamSynchronize", ctypes.c_void_p(handle))
+        _call("cuCtxSynchronize")
 
 
 def _ordinal(device: object) -> int:

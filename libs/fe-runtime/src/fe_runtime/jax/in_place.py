@@ -28,7 +28,8 @@ def in_place_launch(
 ) -> Callable[..., None]:
     """Return ``launch(arrays, outputs)`` that runs the kernel on the arrays' own memory.
 
-    Every operand is ready before the launch. With ``wait`` the results are too when it returns; otherwise the caller,
+    Every operand is ready before the launch. With ``wait`` the device has done all its work before the launch and when
+    it returns: the kernel writes behind JAX's back, so nothing of JAX may be under way beside it. Otherwise the caller,
     who gave a stream, orders what follows.
 
     Raises
@@ -57,6 +58,8 @@ def in_place_launch(
     def launch(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
         operands = [operand for operand in (*arrays, *outputs) if operand is not None]
         jax.block_until_ready(operands)
+        if wait:
+            synchronize(bound.device)
         views = [BufferView(*known, index) for known in zip(operands, shapes, dtypes, strict=True)]
         scratch = [_workspace(operands[0], *known, index) for known in form.scratch]
         run(*views, *[views[at] for at in again], *scratch, *scalars)

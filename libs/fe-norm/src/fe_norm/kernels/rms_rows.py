@@ -1,7 +1,9 @@
-"""Kernel of ``rmsnorm_silu``: one pass over rows that fit in the registers of a block, two over longer ones.
+"""Kernel of ``rms_norm`` and ``rmsnorm_silu``: one pass over rows that fit in the registers of a block, two over longer
+ones.
 
 A group of threads (a part of a warp, or a block) shares a row. Each thread loads its share with all loads in
-flight, squares and sums it, and after one exchange with the group scales, activates, rounds and stores it.
+flight, adds the residual if there is one, squares and sums it, and after one exchange with the group scales, activates,
+rounds and stores it. At least x is read and o written, with a residual both of these twice.
 
 Functions marked ``cute.jit`` branch or loop on the device; the others only compose while compiling.
 """
@@ -18,28 +20,33 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from fe_norm.launch import Launch, Problem, loads_parameters_late, split_config
 from fe_runtime.cute.activation import silu
 from fe_runtime.cute.arguments import fake_rows, fake_stream, fake_vector
-from fe_runtime.cute.memory import access_bits, load_atom, prefetch
+from fe_runtime.cute.memory import access_bits, load_atom, prefetch, store_atom
 from fe_runtime.cute.reduce import WARP, block_sums, sum_of_squares, warp_sum
-from fe_runtime.cute.rows import RowPartition, load_share, load_vector, narrow_again
+from fe_runtime.cute.rows import RowPartition, load_share, load_vector, narrow_again, store_vector
 from fe_runtime.cute.types import architecture_number, numeric, storage
 
-from .output import BLOCK, OutputFormat, OutputRow
+from .output import BLOCK, OutputFormat, OutputRow, both
 
 __all__ = ["build"]
 
 
 def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """Return the launcher and its fake arguments: x, w?, bias?, scale?, o, sf?, eps, stream.
+    """Return the launcher and its fake arguments.
+
+    In order: x, w?, bias?, scale?, residual?, o, sf?, residual_out?, rstd?, eps, stream.
 
     ``config`` is what :func:`fe_norm.launch.config` returns.
     """
     setup = Setup(arch, *split_config(config))
 
     @cute.jit
-    def rmsnorm_silu(*arguments: Any) -> None:
+    def rms_rows(*arguments: Any) -> None:
         _launch(setup, arguments)
 
-    return rmsnorm_silu, tuple(_fake_arguments(setup).values())
+    return rms_rows, tuple(_fake_arguments(setup).values())
+
+
+OPERANDS = ("x", "w", "bias", "scale", "residual", "o", "sf", "residual_out", "rstd", "eps", "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,11 @@ class Setup:
             "bias": problem.has_bias,
             "scale": problem.has_scale,
             "sf": problem.out_format == "nvfp4",
+            "residual": problem.has_residual,
+            "residual_out": problem.has_residual,
+            "rstd": problem.has_rstd,
         }
-        return tuple(n for n in ("x", "w", "bias", "scale", "o", "sf", "eps", "stream") if optional.get(n, True))
+        return tuple(name for name in OPERANDS if optional.get(name, True))
 
     @property
     def partition(self) -> RowPartition:
@@ -81,8 +91,10 @@ def _launch(setup: Setup, arguments: tuple[Any, ...]) -> None:
     """Launch one block per tile of rows."""
     how = setup.launch
     operands = dict(zip(setup.operands, arguments, strict=True))
-    arrays = [operands.get(name) for name in ("x", "w", "bias", "scale", "o", "sf")]
-    kernel = rows_kernel if setup.partition.chunks == 1 else two_pass_kernel
+    arrays = [operands.get(name) for name in OPERANDS[:-2]]
+    operation = "rms_norm" if setup.problem.activation is None else "rmsnorm_silu"
+    kernel, suffix = (rows_kernel, "") if setup.partition.chunks == 1 else (two_pass_kernel, "_two_pass")
+    kernel.set_name_prefix(f"fe_norm_{operation}{suffix}", remove_cutlass_symbol=True, keep_mangled_name=False)
     tiles = Int32(cute.ceil_div(operands["x"].shape[0], how.tile))
     kernel(setup, *arrays, operands["eps"]).launch(
         grid=(tiles, 1, 1),
@@ -100,8 +112,11 @@ def rows_kernel(
     w: cute.Tensor | None,
     bias: cute.Tensor | None,
     scale: cute.Tensor | None,
+    residual: cute.Tensor | None,
     o: cute.Tensor,
     sf: cute.Tensor | None,
+    residual_out: cute.Tensor | None,
+    rstd_out: cute.Tensor | None,
     eps: Float32,
 ) -> None:
     """Rows that stay in registers between the sum and the store."""
@@ -112,10 +127,19 @@ def rows_kernel(
     # Groups past the last row read it again rather than branch; they store nothing.
     present = rows if how.tile == 1 else [cutlass.min(row, last) for row in rows]
     shares = [_load_row(setup, x, row, lane, 0) for row in present]
+    others = [] if residual is None else [_load_row(setup, residual, row, lane, 0) for row in present]
     if cutlass.const_expr(how.prefetch > 0):
-        _prefetch(x, [row + how.prefetch * how.tile for row in rows], lane)
+        ahead = [row + how.prefetch * how.tile for row in rows]
+        _prefetch(x, ahead, lane)
+        if cutlass.const_expr(residual is not None):
+            _prefetch(residual, ahead, lane)
     parameters = Parameters.of(setup, w, bias, lane, 0)
     factor = None if scale is None else scale[0]
+    if cutlass.const_expr(residual is not None):
+        shares = [_added(share, other) for share, other in zip(shares, others, strict=True)]
+        for i in cutlass.range_constexpr(how.rows):
+            exists = True if how.tile == 1 else rows[i] <= last
+            _store_sum(setup, shares[i], residual_out, rows[i], lane, 0, exists)
     sums = _row_sums(setup, [sum_of_squares(share) for share in shares], scratch)
     for i in cutlass.range_constexpr(how.rows):
         rstd = _rstd(setup, sums[i], eps)
@@ -129,6 +153,8 @@ def rows_kernel(
             if rows[i] <= last:
                 target = _output_row(setup, o, sf, factor, rows[i], True)
                 _write_share(setup, shares[i], parameters, rstd, target, lane, 0)
+        if cutlass.const_expr(rstd_out is not None):
+            _store_rstd(rstd_out, rows[i], rstd, (lane == 0) if how.tile == 1 else (lane == 0) & (rows[i] <= last))
 
 
 @cute.kernel
@@ -138,8 +164,11 @@ def two_pass_kernel(
     w: cute.Tensor | None,
     bias: cute.Tensor | None,
     scale: cute.Tensor | None,
+    residual: cute.Tensor | None,
     o: cute.Tensor,
     sf: cute.Tensor | None,
+    residual_out: cute.Tensor | None,
+    rstd_out: cute.Tensor | None,
     eps: Float32,
 ) -> None:
     """Rows too long for the registers of a block: read once for the sum and again, from the cache, for the store."""
@@ -147,11 +176,16 @@ def two_pass_kernel(
     lane, rows = _place(setup)
     total = Float32(0.0)
     for chunk in range(setup.partition.chunks):
-        total = total + sum_of_squares(_load_row(setup, x, rows[0], lane, chunk))
+        share = _summed(setup, x, residual, rows[0], lane, chunk)
+        total = total + sum_of_squares(share)
+        if cutlass.const_expr(residual is not None):
+            _store_sum(setup, share, residual_out, rows[0], lane, chunk, True)
     rstd = _rstd(setup, _row_sums(setup, [total], scratch)[0], eps)
+    if cutlass.const_expr(rstd_out is not None):
+        _store_rstd(rstd_out, rows[0], rstd, lane == 0)
     factor = None if scale is None else scale[0]
     for chunk in range(setup.partition.chunks):
-        share = _load_row(setup, x, rows[0], lane, chunk)
+        share = _summed(setup, x, residual, rows[0], lane, chunk)
         parameters = Parameters.of(setup, w, bias, lane, chunk)
         target = _output_row(setup, o, sf, factor, rows[0], True)
         _write_share(setup, share, parameters, rstd, target, lane, chunk)
@@ -182,6 +216,45 @@ def _prefetch(x: cute.Tensor, rows: list[Int64], lane: Int32) -> None:
         for i in cutlass.range_constexpr(len(rows)):
             if rows[i] < x.shape[0]:
                 prefetch(x[rows[i], None])
+
+
+def _summed(
+    setup: Setup, x: cute.Tensor, residual: cute.Tensor | None, row: Int64, lane: Int32, chunk: Int32 | int
+) -> cute.Tensor:
+    """Load a thread's share of a row of x, with the residual added if there is one."""
+    share = _load_row(setup, x, row, lane, chunk)
+    return share if residual is None else _added(share, _load_row(setup, residual, row, lane, chunk))
+
+
+def _added(a: cute.Tensor, b: cute.Tensor) -> cute.Tensor:
+    """Return ``a + b`` as it is stored: added in float32, rounded to the dtype of both."""
+    total = cute.make_rmem_tensor(a.shape, a.element_type)
+    for j in range(a.shape[1]):
+        total[None, j].store((a[None, j].load().to(Float32) + b[None, j].load().to(Float32)).to(a.element_type))
+    return total
+
+
+def _store_sum(
+    setup: Setup,
+    share: cute.Tensor,
+    residual_out: cute.Tensor,
+    row: Int64,
+    lane: Int32,
+    chunk: Int32 | int,
+    exists: Boolean | bool,
+) -> None:
+    partition, dtype = setup.partition, share.element_type
+    atom = store_atom(dtype, access_bits(dtype, partition.vector, setup.problem.x_alignment))
+    for j in range(partition.count):
+        index = partition.index(lane, chunk, j)
+        inside = both(exists, partition.inside(index, j))
+        store_vector(share[None, j], residual_out[row, None], index, inside, partition, atom)
+
+
+@cute.jit
+def _store_rstd(rstd_out: cute.Tensor, row: Int64, rstd: Float32, here: Boolean) -> None:
+    if here:
+        rstd_out[row] = rstd
 
 
 def _load_row(setup: Setup, x: cute.Tensor, row: Int64, lane: Int32, chunk: Int32 | int) -> cute.Tensor:
@@ -264,21 +337,21 @@ def _write_share(
     for j in range(partition.count):
         x = narrow_again(share[None, j]).load().to(Float32)
         gain, shift = parameters.vector(setup, lane, chunk, j)
-        results = [_result(i, x, gain, shift, rstd) for i in range(partition.vector)]
+        results = [_result(setup, i, x, gain, shift, rstd) for i in range(partition.vector)]
         index = partition.index(lane, chunk, j)
         target.store(results, index, partition.inside(index, j))
 
 
 def _result(
-    i: int, x: cute.TensorSSA, gain: cute.TensorSSA | None, shift: cute.TensorSSA | None, rstd: Float32
+    setup: Setup, i: int, x: cute.TensorSSA, gain: cute.TensorSSA | None, shift: cute.TensorSSA | None, rstd: Float32
 ) -> Float32:
-    """Return ``silu((rstd * x) * w + b)``."""
+    """Return ``(rstd * x) * w + b``, activated."""
     z = rstd * x[i]
     if gain is not None:
         z = z * gain[i]
     if shift is not None:
         z = z + shift[i]
-    return silu(z)
+    return z if setup.problem.activation is None else silu(z)
 
 
 def _fake_arguments(setup: Setup) -> dict[str, Any]:
@@ -293,11 +366,10 @@ def _fake_arguments(setup: Setup) -> dict[str, Any]:
         "scale": fake_vector(Float32, 1, 4),
         "o": fake_rows(storage(problem.out_format), tokens, stored, problem.o_alignment),
         "sf": fake_rows(cutlass.Uint8, tokens, columns // BLOCK, 1),
+        "residual": fake_rows(numeric(problem.x_dtype), tokens, columns, problem.x_alignment),
+        "residual_out": fake_rows(numeric(problem.x_dtype), tokens, columns, problem.x_alignment),
+        "rstd": fake_vector(Float32, tokens, 4),
         "eps": Float32(0.0),
         "stream": fake_stream(),
     }
     return {name: arguments[name] for name in setup.operands}
-
-
-rows_kernel.set_name_prefix("fe_norm_rmsnorm_silu", remove_cutlass_symbol=True, keep_mangled_name=False)
-two_pass_kernel.set_name_prefix("fe_norm_rmsnorm_silu_two_pass", remove_cutlass_symbol=True, keep_mangled_name=False)
