@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import docs
+from fe_runtime.bench.discover import find_workloads
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,4 +28,7 @@ def test_a_stale_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert docs.main() == 1
     monkeypatch.setattr(sys, "argv", ["docs.py"])
     assert docs.main() == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["rmsnorm_silu.md"]
+    public = {f"{workload.name}.md" for workload in find_workloads().workloads if workload.is_public}
+    assert {path.name for path in tmp_path.iterdir()} == public
+    assert "causal_conv1d.md" in public
+    assert "causal_conv1d_backward.md" not in public

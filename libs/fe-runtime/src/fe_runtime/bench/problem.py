@@ -136,8 +136,11 @@ def describe_case(workload: Workload, case: Case, device: Device) -> Bound:
     """Bind a case without making its arrays."""
     operation = workload.load_operation()
     operands = workload.operands(case)
+    strides = workload.strides(case) if workload.strides else {}
     arrays = [
-        TensorDesc.of(operands[name][1], operands[name][0], device=device, name=name) if name in operands else None
+        TensorDesc.of(operands[name][1], operands[name][0], strides.get(name), device, name)
+        if name in operands
+        else None
         for name in operation.contract.input_names
     ]
     return operation.bind(arrays, dict(case.options))

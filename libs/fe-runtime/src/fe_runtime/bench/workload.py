@@ -144,6 +144,8 @@ class Workload:
         Letters of the extents, in the order in which ``--shape`` gives them.
     operands
         Shapes and dtypes of a case.
+    strides
+        Strides of a case's arrays that are not contiguous, by name; ``None``: all are.
     inputs
         Arrays of a case, made by a source.
     expected
@@ -185,6 +187,7 @@ class Workload:
     make_class: Callable[[Arrays, Arrays, Mapping[str, object]], Any] | None = None
     peers: tuple[Peer, ...] = ()
     flops: Callable[[Case], int] | None = None
+    strides: Callable[[Case], Mapping[str, tuple[int, ...]]] | None = None
     title: str = ""
     adapt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     is_public: bool = True

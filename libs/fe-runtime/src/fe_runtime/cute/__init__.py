@@ -13,4 +13,8 @@ it when it is imported. Each function states its formula and its error bound.
 | ``activation`` | sigmoid and SiLU |
 | ``convert`` | float32 to e4m3 and packed e2m1; NVFP4 scales and quotients |
 | ``hadamard`` | the Walsh-Hadamard transform of sixteen values of two threads |
+| ``rounding`` | products, sums and conversions with one stated rounding each |
+| ``ring`` | pieces of operands copied to shared memory ahead of their turn |
+| ``schedule`` | the order in which persistent blocks take tiles |
+| ``tma``, ``pipeline``, ``wgmma`` | bulk copies to shared memory, the ring that they fill, matrix products from it |
 """
