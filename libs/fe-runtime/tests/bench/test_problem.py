@@ -46,6 +46,16 @@ def test_bytes_of_a_mutated_input_count_twice() -> None:
     assert minimum_bytes(bind(contract, (np.zeros(8, np.float32),), {})) == 2 * 8 * 4
 
 
+@pytest.mark.parametrize("place", [NumpyPlace(), TorchPlace("cpu")], ids=str)
+def test_host_inputs_are_not_what_an_operation_writes_into(scale: Workload, place: Place) -> None:
+    in_place = replace(scale, operation="fe_example.scale:IN_PLACE")
+    problem = Problem(in_place, scale.demo[0], place, via_host=True)
+    before = problem.host_inputs["x_tensor"].copy()
+    problem.operation.run((problem.sets[0]["x_tensor"],), {})
+    np.testing.assert_array_equal(problem.host_inputs["x_tensor"], before)
+    np.testing.assert_allclose(place.get(problem.sets[0]["x_tensor"]), 2 * before)
+
+
 @pytest.mark.parametrize("place", [NumpyPlace(), TorchPlace("cpu"), JaxPlace("cpu")], ids=str)
 def test_outputs_of_an_operation_that_writes_leave_its_inputs(scale: Workload, place: Place) -> None:
     problem = Problem(replace(scale, operation="fe_example.scale:IN_PLACE"), scale.demo[0], place)

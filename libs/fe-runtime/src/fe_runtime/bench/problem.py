@@ -119,7 +119,12 @@ class Problem:
 
     def _make(self, seed: int) -> dict[str, Any]:
         if self.host_inputs:
-            return {name: self.place.put(array) for name, array in self.host_inputs.items()}
+            contract = self.operation.contract
+            mutated = [contract.input_names[number] for number in contract.mutated]
+            return {
+                name: self.place.put(array.copy() if name in mutated else array)
+                for name, array in self.host_inputs.items()
+            }
         return dict(self.workload.inputs(self.case, self.place.source(seed)))
 
     def _set(self, round_number: int) -> Mapping[str, Any]:
