@@ -1,0 +1,1 @@
+"""The mathematics of each operation on plain arrays: the CPU backend and the oracle of the kernels."""
