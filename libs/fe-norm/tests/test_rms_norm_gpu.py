@@ -112,6 +112,13 @@ def test_strided_and_unaligned_rows(stride: int, offset: int) -> None:
     check_gradients(inside(3, loud=False), rows(20, 256), w, None, None)
 
 
+@pytest.mark.parametrize("columns", [12, 100, 258])
+def test_rows_better_aligned_than_the_sum(columns: int) -> None:
+    """The sum is contiguous, so that its rows may start where no wide access is possible, whatever those of x do."""
+    x, residual = (rows(20, 1024, seed=seed)[:, :columns] for seed in (0, 1))
+    check_forward(x, vector(columns, "bfloat16", 1), None, residual)
+
+
 def test_dimensions_that_do_not_merge() -> None:
     x = rows(40, 512).view(5, 8, 512)[:, ::2, :256].transpose(0, 1)
     residual = rows(20, 256).view(4, 5, 256)

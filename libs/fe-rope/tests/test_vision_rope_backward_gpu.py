@@ -254,6 +254,16 @@ def test_class_for_any_number_of_tokens() -> None:
         op.execute(inside, *arrays[1:], out)
 
 
+def test_one_object_meets_another_layout_of_k() -> None:
+    arrays = native(64)
+    out = torch.empty(64, 3072, dtype=torch.bfloat16, device="cuda")
+    op = VisionRoPEBackward(*arrays)
+    op.compile()
+    op.execute(*arrays, out)
+    with pytest.raises(ValueError, match="as the compiled signature"):
+        op.execute(*[array.contiguous() for array in arrays], out)
+
+
 def test_repeated_runs_and_the_reference() -> None:
     arrays = native(1000)
     first = vision_rope_backward_wrapper(*arrays)["grad_qkv"]

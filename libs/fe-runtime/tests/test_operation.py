@@ -14,9 +14,10 @@ from fe_dummy import CONTRACT, OPERATION, StandInLoader, find_kernel, reference,
 from fe_runtime import operation as module
 from fe_runtime.compile import cache_clear
 from fe_runtime.compile.toolchain import ToolchainError
+from fe_runtime.contract import ANY_LAYOUT, Contract, Input, Output, OutputSpec
 from fe_runtime.errors import FallbackWarning, InvalidArgumentError, NotCompiledError, NotSupportedError
 from fe_runtime.operation import Operation
-from fe_runtime.plan import Target
+from fe_runtime.plan import NoKernel, Target
 from fe_runtime.tensor_desc import TensorDesc
 from fe_runtime.testing import (
     Accumulation,
@@ -460,3 +461,24 @@ def test_the_plan_is_asked_with_the_target_of_the_call() -> None:
     bound = OPERATION.bind((TensorDesc.of("float32", (4, 8)), TensorDesc.of("float32", (8,)), None, None), {})
     made = OPERATION.plan(bound, target=Target((12, 0), 1))
     assert (made.backend, made.kernel) == ("sm120", find_kernel(bound, Target((12, 0), 1)))
+
+
+# What a reference returns
+
+
+def test_reference_results_are_contiguous_and_views_of_nothing() -> None:
+    contract = Contract(
+        "turned",
+        inputs=(Input("x", "N M", ("float32",), ANY_LAYOUT),),
+        outputs=(Output("y", lambda bound: OutputSpec((bound.dim("N"), bound.dim("M")), "float32")),),
+    )
+    operation = Operation("fe_dummy", contract, lambda x: (x,), lambda bound, target: NoKernel("there is none", ""))
+    turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    y = operation((turned,), {})["y"]
+    assert y.flags.c_contiguous
+    np.testing.assert_array_equal(y, turned)
+    x = torch.from_numpy(turned).requires_grad_(False)
+    y = operation((x,), {})["y"]
+    assert y.is_contiguous()
+    assert not y._is_view()
+    assert torch.equal(y, x)

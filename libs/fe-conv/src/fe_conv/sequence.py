@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fe_runtime.arrays import describe, is_numpy_array, is_torch_tensor, is_tracer, overlap
-from fe_runtime.contract import UNIT_INNER
+from fe_runtime.arrays import describe, detect_framework, is_numpy_array, is_torch_tensor, is_tracer, overlap
+from fe_runtime.contract import UNIT_INNER, Bound
+from fe_runtime.contract.bind import is_writable
 from fe_runtime.errors import DtypeError, InvalidArgumentError, explain
 from fe_runtime.gradient import Gradient
 from fe_runtime.operation import Operation
+from fe_runtime.strides import has_distinct_elements
 from fe_runtime.tensor_desc import TensorDesc
 
 from . import launch
@@ -122,6 +124,9 @@ def causal_conv1d(
         initial_states,
     )
     options = {"activation": activation, "return_final_states": return_final_states}
+    inputs = {"x": x, "weight": weight, "bias": bias, "cu_seqlens": cu_seqlens, "initial_states": initial_states}
+    if final_states_out is not None and not _is_compiling():  # the compiler hides addresses: it gets the copy's checks
+        _check_destination(final_states_out, operation.bind(arrays, options), inputs)
     y, final = operation.outputs(arrays, options, backend=backend)
     if not _is_compiling():
         _remember(operation, arrays, options, backend, y)
@@ -131,8 +136,7 @@ def causal_conv1d(
     final = final.swapaxes(1, 2)
     if final_states_out is None:
         return y, final
-    inputs = {"x": x, "weight": weight, "bias": bias, "cu_seqlens": cu_seqlens, "initial_states": initial_states}
-    return y, _write(final_states_out, final, inputs)
+    return y, _write(final_states_out, final)
 
 
 def causal_conv1d_jax(
@@ -314,20 +318,17 @@ def _in_format_of(x: Any, y: Any, channel_last: bool) -> Any:
     return result
 
 
-def _write(out: Any, final: Any, inputs: Mapping[str, Any]) -> Any:
+def _write(out: Any, final: Any) -> Any:
     """Copy the final states into the caller's array and return that."""
-    _check_destination(out, final)
-    for name, array in inputs.items() if not _is_compiling() else ():
-        if array is not None and overlap(out, array):
-            rule, fix = f"share no memory with {name}", "Pass memory of its own."
-            raise InvalidArgumentError(explain("causal_conv1d", "final_states_out", rule, "the same memory", fix))
     if is_torch_tensor(out):
         return out.copy_(final)
     out[...] = final
     return out
 
 
-def _check_destination(out: Any, final: Any) -> None:
+def _check_destination(out: Any, bound: Bound, inputs: Mapping[str, Any]) -> None:
+    """Check the caller's array for the final states, before anything is computed."""
+
     def check(holds: bool, rule: str, given: object, error: type[Exception] = InvalidArgumentError) -> None:
         if not holds:
             fix = "Leave it out for a new array."
@@ -335,12 +336,21 @@ def _check_destination(out: Any, final: Any) -> None:
 
     kind = type(out).__name__
     check(hasattr(out, "shape") and hasattr(out, "dtype"), "be an array", kind, TypeError)
-    same = is_torch_tensor(out) == is_torch_tensor(final) and is_numpy_array(out) == is_numpy_array(final)
-    check(same, "come from the framework of x", kind)
-    check(is_torch_tensor(out) or is_numpy_array(out), "be None for JAX arrays", kind)
-    check(tuple(out.shape) == tuple(final.shape), f"have shape {tuple(final.shape)}", f"shape {tuple(out.shape)}")
-    check(out.dtype == final.dtype, f"have the dtype of x ({final.dtype})", out.dtype, DtypeError)
-    if is_torch_tensor(out):
-        check(out.device == final.device, f"be on the device of x ({final.device})", out.device)
-    else:
-        check(out.flags.writeable, "be writable", "a read-only array")
+    check(bound.framework != "jax", "be None for JAX arrays", kind)
+    check(detect_framework(out) == bound.framework, f"come from the framework of x ({bound.framework})", kind)
+    found, final = describe(out, "final_states_out"), bound.outputs[1]
+    assert final is not None
+    rows, taps, channels = final.shape
+    shape = (rows, channels, taps)
+    check(tuple(found.shape) == shape, f"have shape {shape}", f"shape {tuple(found.shape)}")
+    check(found.dtype == final.dtype, f"have the dtype of x ({final.dtype})", found.dtype, DtypeError)
+    check(found.device == bound.device, f"be on the device of x ({bound.device})", found.device)
+    check(is_writable(out), "be writable", "a read-only array")
+    check(
+        has_distinct_elements(found.shape, found.stride),
+        "hold every element apart from the others",
+        f"strides {tuple(found.stride)}",
+    )
+    for name, array in inputs.items():
+        if array is not None:
+            check(not overlap(out, array), f"share no memory with {name}", "the same memory")

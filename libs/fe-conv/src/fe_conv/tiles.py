@@ -296,14 +296,12 @@ def _usual_rows(problem: Problem) -> tuple[Launch, ...]:
     """Return launches of ``rows`` in order of preference, vectors aside; each needs less room than those before."""
     if not problem.backward:
         blocks = 4 if problem.has_labels else 8 if problem.is_dense else 5  # telling sequences apart takes registers
-        return (Launch("rows", 1, _WARP, groups=4, unroll=8, tokens=32, blocks_per_sm=blocks),)
-    usual = Launch("rows", 1, _WARP, groups=4, unroll=8, tokens=512, blocks_per_sm=4, stages=2)
-    short = replace(usual, unroll=4)
+        return (Launch("rows", 1, _WARP, groups=4, unroll=8, tokens=16, blocks_per_sm=blocks),)
+    usual = Launch("rows", 1, _WARP, groups=4, unroll=4, tokens=512, blocks_per_sm=4, stages=2)
+    roomy = replace(usual, blocks_per_sm=3)
     if problem.has_labels or problem.has_initial or problem.has_final:  # these take up to 168 registers
-        usual = replace(usual, blocks_per_sm=3)
-    elif problem.has_bias:
-        usual = replace(short, stages=3)
-    return usual, replace(short, blocks_per_sm=usual.blocks_per_sm), replace(short, blocks_per_sm=3)
+        return (roomy,)
+    return (replace(usual, stages=3) if problem.has_bias else usual, roomy)
 
 
 def _runs(problem: Problem, unroll: int) -> Launch:

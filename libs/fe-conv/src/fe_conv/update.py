@@ -13,7 +13,7 @@ from fe_runtime.dtypes import bits
 from fe_runtime.errors import DtypeError, InvalidArgumentError, explain
 from fe_runtime.operation import Operation
 from fe_runtime.plan import Form, Kernel, NoKernel, Target
-from fe_runtime.tensor_desc import TensorDesc
+from fe_runtime.strides import has_distinct_elements
 from fe_runtime.values import Read
 
 from . import launch_update
@@ -144,19 +144,6 @@ def _bad_indices(bound: Bound, rule: str, given: str, fix: str) -> InvalidArgume
     return InvalidArgumentError(explain(bound.operation, "conv_state_indices", rule, given, fix))
 
 
-def _has_distinct_elements(desc: TensorDesc) -> bool:
-    """Whether all strides are positive and the elements lie apart, larger strides stepping over smaller ones."""
-    reach = 0
-    if 0 in desc.shape:
-        return True
-    for step, extent in sorted(zip(desc.stride, desc.shape, strict=True)):
-        if extent > 1:
-            if step <= reach:
-                return False
-            reach += step * (extent - 1)
-    return True
-
-
 def _is_weight_dtype(bound: Bound) -> bool:
     return bound.dtype("weight") in (bound.dtype("x"), "float32")
 
@@ -261,7 +248,9 @@ CONTRACT = Contract(
         Rule(
             "conv_state",
             "have positive strides and no element in two places, since it is written",
-            holds=lambda bound: _has_distinct_elements(bound.arrays["conv_state"]),
+            holds=lambda bound: has_distinct_elements(
+                bound.arrays["conv_state"].shape, bound.arrays["conv_state"].stride
+            ),
             given=lambda bound: f"strides {tuple(bound.arrays['conv_state'].stride)}",
             fix="Pass a contiguous copy.",
             violation=_changed(conv_state=lambda state: state[:, ::-1]),

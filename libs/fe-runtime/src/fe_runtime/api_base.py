@@ -161,6 +161,7 @@ class APIBase:
         """Check operands of a new signature and return the launch for them."""
         compiled, plan = self._check()
         contract = self._operation.contract
+        _reject_negated(contract, (*arrays, *outputs))
         live = self._operation.bind(arrays, self._options)
         reject_descriptors(contract.operation, contract.input_names, arrays)
         _check_same(contract, compiled, live)
@@ -217,6 +218,14 @@ class APIBase:
             found = f"{given[worse]} bytes"
         fix = "Pass an array like the sample, or build an object from samples like it."
         raise InvalidArgumentError(explain(live.operation, worse or next(iter(given)), rule, found, fix))
+
+
+def _reject_negated(contract: Contract, operands: Sequence[Any]) -> None:
+    """Raise for a torch tensor whose values are those in memory, negated: a kernel would not know."""
+    for name, operand in zip((*contract.input_names, *contract.output_names), operands, strict=True):
+        if is_torch_tensor(operand) and operand.is_neg():
+            rule, fix = "not be lazily negated", "Pass tensor.resolve_neg()."
+            raise InvalidArgumentError(explain(contract.operation, name, rule, "a tensor with the negative bit", fix))
 
 
 def _reference(*_operands: object) -> None:

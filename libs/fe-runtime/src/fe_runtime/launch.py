@@ -190,11 +190,20 @@ def reference_call(operation: Operation, bound: Bound) -> Callable[..., tuple[An
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
         results = reference_outputs(operation, bound, arrays)
-        outputs = results[: len(bound.outputs)]
+        outputs = tuple(None if result is None else _fresh(result) for result in results[: len(bound.outputs)])
         _write_mutated(operation, arrays, results)
         return outputs
 
     return call
+
+
+def _fresh(result: Any) -> Any:
+    """Return a reference's result as a kernel leaves it: contiguous, and a view of nothing else."""
+    if is_torch_tensor(result):
+        if result._is_view() or not result.is_contiguous():
+            return result.clone(memory_format=sys.modules["torch"].contiguous_format)
+        return result
+    return np.ascontiguousarray(result).reshape(result.shape) if isinstance(result, np.ndarray) else result
 
 
 def reference_outputs(operation: Operation, bound: Bound, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -237,8 +246,9 @@ def reference_launch(operation: Operation, bound: Bound) -> Callable[..., None]:
 def _write_mutated(operation: Operation, arrays: Sequence[Any], results: Sequence[Any]) -> None:
     contract = operation.contract
     for number, result in zip(contract.mutated, results[len(contract.outputs) :], strict=True):
-        if arrays[number] is not None:
-            copy_into(arrays[number], result.reshape(arrays[number].shape))
+        array = arrays[number]
+        if array is not None and result is not array and 0 not in result.shape:
+            copy_into(array, result.reshape(array.shape))
 
 
 def copy_into(output: Any, result: Any) -> None:

@@ -10,6 +10,7 @@ from fe_runtime.errors import InvalidArgumentError, explain
 __all__ = [
     "canonicalize_unit_dim_strides",
     "contiguous_stride",
+    "has_distinct_elements",
     "is_contiguous",
     "resolve_view_shape",
     "stride_order_of",
@@ -33,6 +34,20 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
         stride.append(reach)
         reach *= max(extent, 1)
     return tuple(reversed(stride))
+
+
+def has_distinct_elements(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether all strides are positive and no two elements share memory, larger strides stepping over smaller
+    ones."""
+    reach = 0
+    if 0 in shape:
+        return True
+    for step, extent in sorted(zip(stride, shape, strict=True)):
+        if extent > 1:
+            if step <= reach:
+                return False
+            reach += step * (extent - 1)
+    return True
 
 
 def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -169,3 +169,14 @@ def test_invalid_calls(call):
 def test_dtype_errors_are_of_the_class_that_the_contract_names():
     with pytest.raises(DtypeError, match="total must have dtype float32; got float64"):
         toy.add_rows(TOTAL.astype(np.float64), X, ROWS)
+
+
+def test_lazily_negated_tensors_are_refused() -> None:
+    total, x, rows = arrays("torch")
+    with pytest.raises(InvalidArgumentError, match=r"total must be writable; got a lazily negated tensor"):
+        toy.add_rows(torch._neg_view(total), x, rows)
+    added = torch.zeros(8)
+    operation = toy.AddRows(total, x, rows, added)
+    operation.compile()
+    with pytest.raises(InvalidArgumentError, match="x must not be lazily negated"):
+        operation.execute(total, torch._neg_view(x), rows, added)

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fe_runtime.contract import Contract, Input, Option, bind
+from fe_runtime.contract import Contract, Input, Option, bind, check_option_kinds, check_option_values
 from fe_runtime.errors import InvalidArgumentError
 
 X = np.ones(4, np.float32)
@@ -208,3 +208,15 @@ def test_options_resolve_in_their_order() -> None:
 def test_an_unknown_name_is_a_type_error() -> None:
     with pytest.raises(TypeError, match=r"op: epsilon must be one of the options eps; got 1\.0\. Leave it out\."):
         value_of(NUMBER, epsilon=1.0)
+
+
+def test_integer_beyond_all_floats() -> None:
+    contract = Contract(
+        "op",
+        inputs=(),
+        outputs=(),
+        options=(Option("eps", float, 1.0, holds=lambda e: isinstance(e, float) and e < 9, rule="be below 9"),),
+    )
+    assert check_option_kinds(contract, {"eps": -(10**400)}) == {"eps": float("-inf")}
+    with pytest.raises(InvalidArgumentError, match="eps must be below 9; got inf"):
+        check_option_values(contract, check_option_kinds(contract, {"eps": 10**400}))

@@ -9,7 +9,7 @@ import pytest
 from fe_dummy import CONTRACT
 
 from fe_runtime.contract import Contract, Input, Output, OutputSpec, bind, check_outputs
-from fe_runtime.errors import InvalidArgumentError
+from fe_runtime.errors import DtypeError, InvalidArgumentError, NotSupportedError
 from fe_runtime.tensor_desc import TensorDesc
 from fe_runtime.testing import guarded
 
@@ -115,3 +115,20 @@ def test_packed_fp4_in_a_byte_container_or_in_its_own_dtype() -> None:
     check_outputs(PACKED, bound, (torch.empty(2, 4, dtype=torch.uint8),))
     with pytest.raises(InvalidArgumentError, match="q must have dtype float4_e2m1fn_x2; got int8"):
         check_outputs(PACKED, bound, (torch.empty(2, 4, dtype=torch.int8),))
+
+
+def test_errors_of_the_classes_that_the_contract_names() -> None:
+    contract = Contract(
+        "op",
+        inputs=(Input("x", "N M", ("float32",)),),
+        outputs=(Output("y", lambda bound: OutputSpec((bound.dim("N"), bound.dim("M")), "float32")),),
+        errors={"layout": NotSupportedError, "dtype": DtypeError},
+    )
+    bound = bind(contract, (np.zeros((2, 3), np.float32),), {})
+    for y, error in (
+        (np.zeros((3, 2), np.float32).T, NotSupportedError),
+        (np.zeros((2, 3), np.float64), DtypeError),
+        (np.zeros((3, 2), np.float32), InvalidArgumentError),
+    ):
+        with pytest.raises(error, match="op: y must"):
+            check_outputs(contract, bound, (y,))

@@ -160,4 +160,6 @@ def _is_parametrized(module: Any) -> bool:
 
 
 def _torch() -> Any:
-    return import_module("torch")
+    import torch  # a statement: torch.compile traces it, a call of importlib it does not
+
+    return torch

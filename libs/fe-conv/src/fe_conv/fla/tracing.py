@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from typing import Any
 
 __all__ = ["hidden_from_compiler", "is_plain", "is_tracing", "needs_gradient"]
@@ -35,4 +34,6 @@ def needs_gradient(tensors: Iterable[Any]) -> bool:
 
 
 def _torch() -> Any:
-    return import_module("torch")
+    import torch  # a statement: torch.compile traces it, a call of importlib it does not
+
+    return torch

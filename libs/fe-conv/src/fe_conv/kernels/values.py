@@ -57,7 +57,8 @@ def filters(
 
 def _parameters(setup: Setup, values: cute.Tensor, index: Int32, count: int) -> list[Any]:
     target = cute.make_rmem_tensor((count,), values.element_type)
-    alignment = gcd(count * values.element_type.width // 8, setup.problem.parameter_alignment)
+    size = values.element_type.width // 8
+    alignment = max(size, gcd(count * size, setup.problem.parameter_alignment))  # that of the worst of weight and bias
     load_piece(cute.local_tile(values, (count,), (index,)), target, alignment)
     return [setup.wide(target[i]) for i in range(count)]
 

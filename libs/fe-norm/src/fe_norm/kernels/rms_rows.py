@@ -357,17 +357,18 @@ def _result(
 def _fake_arguments(setup: Setup) -> dict[str, Any]:
     problem, columns = setup.problem, setup.problem.columns
     tokens = cute.sym_int64()
-    weight = problem.weight_dtype or "float32"
+    x, weight = numeric(problem.x_dtype), problem.weight_dtype or "float32"
     stored = columns // 2 if problem.out_format == "nvfp4" else columns
     arguments = {
-        "x": fake_rows(numeric(problem.x_dtype), tokens, columns, problem.x_alignment),
+        "x": fake_rows(x, tokens, columns, problem.x_alignment),
         "w": fake_vector(numeric(weight), columns, problem.weight_alignment),
         "bias": fake_vector(numeric(problem.bias_dtype or weight), columns, problem.weight_alignment),
         "scale": fake_vector(Float32, 1, 4),
         "o": fake_rows(storage(problem.out_format), tokens, stored, problem.o_alignment),
         "sf": fake_rows(cutlass.Uint8, tokens, columns // BLOCK, 1),
-        "residual": fake_rows(numeric(problem.x_dtype), tokens, columns, problem.x_alignment),
-        "residual_out": fake_rows(numeric(problem.x_dtype), tokens, columns, problem.x_alignment),
+        "residual": fake_rows(x, tokens, columns, problem.x_alignment),
+        # always contiguous: rows start at whole vectors, which divide a row, and not always where those of x would
+        "residual_out": fake_rows(x, tokens, columns, min(16, setup.launch.vector * x.width // 8)),
         "rstd": fake_vector(Float32, tokens, 4),
         "eps": Float32(0.0),
         "stream": fake_stream(),

@@ -417,7 +417,8 @@ def _fake_gradient(problem: Problem, tokens: Any, form: str, alignment: int, ord
     step = alignment // 2 if form == ROWS else 1
     shape = (tokens, problem.heads, problem.channels)
     head_stride = cute.sym_int64(divisibility=step if problem.heads > 1 else 1)
-    stride = (cute.sym_int64(divisibility=step), head_stride, 1 if form == ROWS else cute.sym_int64())
+    token_stride = 1 if form == COLUMNS else cute.sym_int64(divisibility=step)
+    stride = (token_stride, head_stride, 1 if form == ROWS else cute.sym_int64())
     if problem.stored:
         shape, stride = (tuple(values[i] for i in order) for values in (shape, stride))
     return cute.runtime.make_fake_tensor(BFloat16, shape, stride, assumed_align=alignment)

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fe_runtime.arrays import Device, alignment, describe, detect_framework
+from fe_runtime.arrays import Device, alignment, describe, detect_framework, is_torch_tensor
 from fe_runtime.dtypes import bits
 from fe_runtime.errors import InvalidArgumentError, explain, renamed
 from fe_runtime.strides import stride_order_of
@@ -17,7 +17,7 @@ from .declare import Contract, Input, OutputSpec
 from .options import any_of, check_option_kinds, check_option_values, short
 from .shapes import ANY_LAYOUT, CONTIGUOUS, Dims, Layout, ShapePattern
 
-__all__ = ["Bound", "Sample", "bind", "is_writable", "row_alignment"]
+__all__ = ["Bound", "Sample", "bind", "check_writable", "is_writable", "row_alignment"]
 
 MAX_ALIGNMENT = 16
 """Bytes of the widest load; a larger alignment makes no difference to any kernel."""
@@ -166,9 +166,8 @@ def _sample(bound: Bound, declared: Input, array: object) -> Sample | None:
         rule = "be an array (torch, JAX or numpy)"
         raise TypeError(explain(bound.operation, declared.name, rule, "None", "Pass the array."))
     sample = Sample.of(bound.operation, declared.name, array)
-    if declared.mutated and not is_writable(array):
-        text = explain(bound.operation, declared.name, "be writable", "a read-only array", "Pass a copy.")
-        raise InvalidArgumentError(text)
+    if declared.mutated:
+        check_writable(bound.operation, declared.name, array)
     bound.arrays[declared.name] = sample.desc
     bound.given[declared.name] = tuple(sample.desc.shape)
     return sample
@@ -289,6 +288,15 @@ def _bind_place(contract: Contract, bound: Bound, samples: Mapping[str, Sample])
         elif not bound.same_place(desc.device):
             rule = f"be on the device of {device_of} ({bound.device})"
             raise InvalidArgumentError(explain(bound.operation, name, rule, desc.device, "Move one of them."))
+
+
+def check_writable(operation: str, name: str, array: object) -> None:
+    """Raise ``InvalidArgumentError`` for an array that cannot be written in place."""
+    given = "" if is_writable(array) else "a read-only array"
+    if is_torch_tensor(array) and array.is_neg():  # type: ignore[attr-defined]
+        given = "a lazily negated tensor"
+    if given:
+        raise InvalidArgumentError(explain(operation, name, "be writable", given, "Pass a copy."))
 
 
 def is_writable(array: object) -> bool:

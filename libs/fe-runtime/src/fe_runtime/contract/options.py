@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,7 +75,10 @@ def _of_kind(contract: Contract, option: Option, value: object) -> object:
     if option.kind == "dtype" or (value is None and option.default is None):
         return value
     if option.kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond all floats
+            return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
     if option.kind is int and _is_integer(value):
         return int(value)  # type: ignore[call-overload]
     if option.kind in (bool, str) and isinstance(option.kind, type) and isinstance(value, option.kind):

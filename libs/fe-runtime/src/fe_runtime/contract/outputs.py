@@ -33,7 +33,7 @@ def check_outputs(contract: Contract, bound: Bound, outputs: Sequence[object]) -
             found.append(None)
             continue
         sample = Sample.of(bound.operation, declared.name, array)
-        _check_output(bound, declared.name, spec, sample)
+        _check_output(contract, bound, declared.name, spec, sample)
         if not is_writable(array):
             raise _error(bound, declared.name, "be writable", "a read-only array")
         bound.alignments[declared.name] = row_alignment(sample.alignment, sample.desc)
@@ -50,24 +50,27 @@ def _check_presence(bound: Bound, name: str, spec: OutputSpec | None, array: obj
         raise InvalidArgumentError(explain(bound.operation, name, rule, "None", "Allocate it and pass it."))
 
 
-def _check_output(bound: Bound, name: str, spec: OutputSpec, sample: Sample) -> None:
+def _check_output(contract: Contract, bound: Bound, name: str, spec: OutputSpec, sample: Sample) -> None:
     desc = sample.desc
     wanted, dtypes = _stored(spec, desc.dtype)
     shape = f"shape {tuple(desc.shape)}"
     if tuple(desc.shape) != wanted:
-        raise _error(bound, name, f"have shape {wanted}", shape)
+        raise _error(bound, name, f"have shape {wanted}", shape, contract.error("shape"))
     if not CONTIGUOUS.holds(desc.shape, desc.stride):
-        raise _error(bound, name, CONTIGUOUS.rule, f"{shape} with strides {tuple(desc.stride)}")
+        given = f"{shape} with strides {tuple(desc.stride)}"
+        raise _error(bound, name, CONTIGUOUS.rule, given, contract.error("layout"))
     if desc.dtype not in dtypes:
-        raise _error(bound, name, f"have dtype {spec.dtype}", desc.dtype)
+        raise _error(bound, name, f"have dtype {spec.dtype}", desc.dtype, contract.error("dtype"))
     if bound.framework != "descriptor" and sample.framework not in ("descriptor", bound.framework):
         raise _error(bound, name, f"come from the framework of the inputs ({bound.framework})", sample.framework)
     if not bound.same_place(desc.device):
         raise _error(bound, name, f"be on the device of the inputs ({bound.device})", desc.device)
 
 
-def _error(bound: Bound, name: str, rule: str, given: object) -> InvalidArgumentError:
-    return InvalidArgumentError(explain(bound.operation, name, rule, given, "Allocate it so."))
+def _error(
+    bound: Bound, name: str, rule: str, given: object, error: type[Exception] = InvalidArgumentError
+) -> Exception:
+    return error(explain(bound.operation, name, rule, given, "Allocate it so."))
 
 
 def _stored(spec: OutputSpec, dtype: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
