@@ -22,7 +22,6 @@ from .arrays import detect_framework, get_device, is_jax_array, on_stream, resol
 from .compile import cache
 from .compile.toolchain import ToolchainError
 from .contract import Bound, Contract, bind
-from .contract.bind import check_writable
 from .errors import InvalidArgumentError, explain, renamed
 from .plan import Kernel, NoKernel, Plan, Target, check_backend, choose, fall_back
 from .tensor_desc import TensorDesc
@@ -156,8 +155,6 @@ class Operation:
         self, arrays: Sequence[Any], options: Mapping[str, object], stream: object = None, backend: str = "auto"
     ) -> Outputs:
         """Run the operation where the framework can see it: past the table of warm calls."""
-        for number in self.contract.mutated:  # before torch's dispatcher, which would resolve a negated copy
-            check_writable(self.name, self.contract.input_names[number], arrays[number])
         bridge = self._torch_bridge
         if bridge is None and "torch" in sys.modules:
             from .torch import dispatch, must_dispatch  # torch came after this operation

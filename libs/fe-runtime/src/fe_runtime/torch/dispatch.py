@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from fe_runtime.arrays import on_stream
 from fe_runtime.contract import check_option_kinds, check_option_values
+from fe_runtime.contract.bind import check_writable
 from fe_runtime.dtypes import canonical_dtype
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.plan import check_backend
@@ -91,6 +92,8 @@ def dispatch(
     """Run the operation where torch can see it; return its outputs, ``None`` where absent."""
     if _is_tracing():
         return _traced(operation, arrays, options, stream, backend)
+    for number in operation.contract.mutated:  # the dispatcher would write into a copy of a negated tensor
+        check_writable(operation.name, operation.contract.input_names[number], arrays[number])
     if not _is_complete(operation, arrays):
         return operation.run_eagerly(arrays, options, stream, backend)  # says what is wrong
     if stream is not None:
