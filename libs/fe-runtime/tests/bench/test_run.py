@@ -111,10 +111,9 @@ def test_peers_are_left_out_unless_asked_for(scale: Workload) -> None:
     assert result["unavailable"] == {}
 
 
-def test_a_given_commit_is_recorded_where_there_is_no_repository(
-    scale: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "commit_record", lambda: None)
+@pytest.mark.parametrize("known", [None, {"id": "def", "changed": True}], ids=["no repository", "another commit"])
+def test_a_given_commit_is_recorded(scale: Workload, monkeypatch: pytest.MonkeyPatch, known: Any) -> None:
+    monkeypatch.setattr(module, "commit_record", lambda: known)
     assert _record(scale, NumpyPlace(), Settings(repetitions=20, commit="abc"))["commit"] == {"id": "abc"}
 
 

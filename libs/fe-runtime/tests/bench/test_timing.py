@@ -97,9 +97,21 @@ def test_event_timer_counts_gpu_time_not_launch_gaps() -> None:
 
 def test_event_timer_flushes_before_every_call() -> None:
     host = FakeClock()
-    gpu = FakeGpu(host, flush_seconds=100e-6)
+    gpu = FakeGpu(host, flush_seconds=300e-6)
     EventTimer(gpu, host).measure({"a": lambda _: gpu.enqueue(1e-6), "b": lambda _: gpu.enqueue(1e-6)}, 25)
     assert gpu.flushes == 2 * (1 + 25)  # one of each to learn how long a flush takes
+
+
+def test_event_timer_hides_a_call_that_takes_longer_than_in_its_warm_up() -> None:
+    host, calls = FakeClock(), [0]
+    gpu = FakeGpu(host, flush_seconds=30e-6)
+
+    def slower_later(_round_number: int) -> None:
+        calls[0] += 1
+        host.now += 15e-6 if calls[0] <= 5 else 120e-6
+        gpu.enqueue(10e-6)
+
+    assert EventTimer(gpu, host).measure({"fe": slower_later}, 20)["fe"].median == pytest.approx(10e-6)
 
 
 def test_host_time_leaves_waiting_out_and_the_collector_off() -> None:

@@ -64,7 +64,7 @@ class Settings:
     """How to measure.
 
     ``repetitions`` of ``None`` are 50, fewer for slow cases on the CPU. ``host_calls`` of 0 leaves the host times out;
-    ``commit`` is recorded where the repository is not at hand.
+    ``commit`` is recorded instead of the repository's, which may not be at hand or lag behind the files.
     """
 
     peers: bool = False
@@ -121,7 +121,7 @@ def _head(workload: Workload, place: Place, settings: Settings, limit: Limit) ->
         "operation": workload.name,
         "summary": workload.summary,
         "date": today(),
-        "commit": commit_record() or (settings.commit and {"id": settings.commit}),
+        "commit": {"id": settings.commit} if settings.commit else commit_record(),
         "machine": machine_record(),
         "gpu": gpu,
         "versions": versions((workload.library.replace("_", "-"), *(peer.name for peer in workload.peers))),

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="timed calls of each, at least 20 (default: 50; fewer for slow cases on a CPU)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random data")
-    parser.add_argument("--commit", metavar="ID", help="recorded where the repository is not at hand")
+    parser.add_argument("--commit", metavar="ID", help="recorded instead of the repository's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the record")
 
