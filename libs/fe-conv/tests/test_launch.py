@@ -137,3 +137,20 @@ def test_tensors_of_more_than_32_bits_have_one() -> None:
 def test_every_architecture(capability: tuple[int, int]) -> None:
     for backward in (False, True):
         assert planned(CHANNEL_LAST, backward, Target(capability, 100)).spec.arch.startswith("sm_")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param({"x": (65536, 131072, 2)}, id="a block for two tokens of four channels"),
+        pytest.param({"x": (8192, 8192, 32), "width": 128}, id="a block for each tap"),
+    ],
+)
+def test_more_blocks_than_a_launch_can_have(case: dict[str, Any]) -> None:
+    rows, channels, tokens = case["x"]
+    x = TensorDesc.of("bfloat16", (rows, channels, tokens), device="cuda:0")
+    weight = TensorDesc.of("bfloat16", (channels, case.get("width", 4)), device="cuda:0")
+    bound = bind(forward_contract(False), (x, weight, None, None, None, None), {})
+    found = forward_kernel(bound, CHANNEL_FIRST, HOPPER)
+    assert isinstance(found, NoKernel)
+    assert "number of blocks" in found.reason

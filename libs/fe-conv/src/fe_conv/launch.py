@@ -116,6 +116,8 @@ def _extents(bound: Bound, layout: str) -> tuple[int, int, int]:
 def _too_large(bound: Bound, layout: str) -> NoKernel | None:
     batch, tokens, channels = _extents(bound, layout)
     width = bound.arrays["weight"].shape[1]
-    if max(batch, tokens, channels * (width + 1), batch * -(-tokens // 64)) <= _MOST:
+    # No kernel has blocks of fewer than 4 channels and 64 tokens, or than these, 256 tokens and one tap.
+    blocks = batch * -(-channels // 4) * max(-(-tokens // 64), -(-tokens // 256) * (width + 1))
+    if max(batch, tokens, channels * (width + 1), blocks) <= _MOST:
         return None
-    return NoKernel("a dimension of x has 2^31 elements or more", "Split it into several calls.")
+    return NoKernel("the extents or the number of blocks pass 2^31", "Split it into several calls.")

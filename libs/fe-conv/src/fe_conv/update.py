@@ -79,8 +79,9 @@ def causal_conv1d_update(
 
     Notes
     -----
-    On a GPU an index that names no slot is padding, and of rows that name the same slot one leaves its state there;
-    nothing else is read or written. Deterministic otherwise. Usable in CUDA graphs after one call.
+    On a GPU an index that names no slot is padding. Rows that name the same slot run side by side: each channel of the
+    slot, and their results, may then be those of any order of these rows. Nothing else is read or written, and without
+    such rows every result is the same bit by bit each time. Usable in CUDA graphs after one call.
 
     Source
     ------

@@ -36,7 +36,7 @@ def rms_norm(
     Parameters
     ----------
     x
-        (..., N); bfloat16, float16 or float32; last dimension of stride 1, rows at any stride.
+        (..., N); bfloat16, float16 or float32; last dimension of stride 1, rows at any stride >= 0.
     weight
         (N,), contiguous; bfloat16, float16 or float32, whatever x is. ``None``: no scaling.
     bias

@@ -8,6 +8,7 @@ from typing import Any
 
 from fe_runtime import KernelSpec
 from fe_runtime.api_base import APIBase
+from fe_runtime.arrays import is_jax_array
 from fe_runtime.contract import UNIT_INNER, Bound, Contract, Input, Option, Output, OutputSpec, Rule
 from fe_runtime.operation import Operation
 from fe_runtime.plan import Form, Kernel, NoKernel, Plan, Target
@@ -52,7 +53,7 @@ def rmsnorm_rht_amax_wrapper(
     Parameters
     ----------
     x_tensor
-        (M, N) or (M, N, 1); bfloat16, float16 or float32; rows of stride 1 inside, at any distance; N a multiple of 16.
+        (M, N) or (M, N, 1), N a multiple of 16; bfloat16, float16 or float32; rows of stride 1, at any stride >= 0.
     w_tensor
         (N,) or (N, 1), contiguous; bfloat16, float16 or float32, whatever x is.
     eps
@@ -186,9 +187,12 @@ def pick_rows_per_cta(m: int) -> int:
 
 
 def _squeezed(o: Any) -> Any:
-    """Return an output without a trailing unit dimension: a view, or the descriptor of one."""
+    """Return an output without a trailing unit dimension: a view, or the descriptor of one.
+
+    JAX has no views: the array goes on as it is, and is refused.
+    """
     shape = tuple(getattr(o, "shape", ()))
-    if len(shape) != 3 or shape[-1] != 1:
+    if len(shape) != 3 or shape[-1] != 1 or is_jax_array(o):
         return o
     if isinstance(o, TensorDesc):
         return TensorDesc.of(o.dtype, shape[:2], o.stride[:2], device=o.device)

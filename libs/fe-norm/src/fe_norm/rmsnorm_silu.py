@@ -55,7 +55,7 @@ def rmsnorm_silu_wrapper(
     Parameters
     ----------
     x_tensor
-        (..., C); bfloat16, float16 or float32; last dimension of stride 1, rows at any stride.
+        (..., C); bfloat16, float16 or float32; last dimension of stride 1, rows at any stride >= 0.
     w_tensor
         (C,) or (1, C, 1, 1), contiguous; bfloat16, float16 or float32, whatever x is. ``None``: no scaling.
     eps
