@@ -1,0 +1,73 @@
+"""The Hopper matrix product compiles, without spills, for every tile, cluster and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import fe_runtime
+from fe_gemm.tiles import Launch, Problem, candidates, choose, config, is_valid
+from fe_runtime.compile import KernelSpec, resource_usage
+
+ARCH = "sm_90a"
+THREADS = 384
+REGISTERS = 65536  # of a multiprocessor; a block takes one
+TRANSPOSED = Problem(a_major="m", b_major="n", c_major="m")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path) -> Iterator[None]:
+    fe_runtime.configure(cache_dir=tmp_path)
+    yield
+    fe_runtime.configure(cache_dir=None)
+
+
+def check(problem: Problem, launch: Launch) -> None:
+    assert is_valid(problem, launch)
+    spec = KernelSpec.of("fe_gemm.gemm", "fe_gemm.kernels.sm90.gemm:build", ARCH, **config(problem, launch))
+    ((symbol, usage),) = resource_usage(spec).items()
+    assert symbol.startswith("fe_gemm")
+    assert usage.frame_bytes == 0, f"{problem} {launch} spills {usage.frame_bytes} bytes"
+    assert usage.registers * THREADS <= REGISTERS
+
+
+SAMPLE = {
+    "wide": (Problem(), choose(Problem(), 4096, 4096, ARCH)),
+    "narrow, transposed": (TRANSPOSED, choose(TRANSPOSED, 128, 4096, ARCH)),
+    "float16, cluster of four": (Problem("float16", "float16", b_major="n"), Launch(256, 128, 2, 2)),
+}
+
+
+@pytest.mark.parametrize(("problem", "launch"), SAMPLE.values(), ids=list(SAMPLE))
+def test_sample(problem: Problem, launch: Launch) -> None:
+    check(problem, launch)
+
+
+TILES = [(128, 64), (128, 128), (128, 192), (128, 256), (256, 64), (256, 128), (256, 192)]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile(tile: tuple[int, int], cluster: tuple[int, int]) -> None:
+    for problem in (Problem(), TRANSPOSED):
+        check(problem, Launch(*tile, *cluster, slots=3, store_buffers=1))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("c_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("majors", list(product("km", "kn", "nm")), ids="".join)
+def test_every_layout(majors: tuple[str, str, str], c_dtype: str, dtype: str) -> None:
+    problem = Problem(dtype, c_dtype, *majors)
+    for n in (128, 4096):
+        check(problem, choose(problem, n, 4096, ARCH))
+
+
+@pytest.mark.compile
+def test_every_candidate() -> None:
+    for launch in candidates(Problem(), 4096, 4096, ARCH):
+        check(Problem(), launch)
