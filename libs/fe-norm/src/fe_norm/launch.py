@@ -300,7 +300,9 @@ def _blocks(problem: Problem, launch: Launch, arch: str) -> int:
     limit = _threads_per_sm(arch)
     wanted = limit * 3 // 4 if launch.threads <= 256 else limit
     registers = -(-_registers(problem, launch, arch) // 8) * 8
-    return max(1, min(wanted, _REGISTERS // registers) // launch.threads)
+    # Before Hopper the compiler counts on registers being given out to four warps at a time.
+    threads = launch.threads if _number(arch) >= 90 else -(-launch.threads // 128) * 128
+    return max(1, min(wanted // launch.threads, _REGISTERS // (registers * threads)))
 
 
 def _prefetch(problem: Problem, launch: Launch, arch: str) -> int:
