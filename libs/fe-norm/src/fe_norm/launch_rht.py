@@ -243,7 +243,8 @@ def _several_teams(problem: Problem, arch: str) -> Launch | None:
         teams *= 2
     launch = Launch(threads, teams, 1, _TEAM_CHUNK, blocks_per_sm=max(1, _MAX_THREADS // (teams * threads)))
     registers = _REGISTERS // (launch.threads * launch.blocks_per_sm)
-    if teams == 1 or not launch.is_one_pass(problem) or _registers(problem, launch, arch) > registers:
+    need = _registers(problem, launch, arch) + (8 if problem.group > 2 * teams else 0)  # a longer walk takes more
+    if teams == 1 or not launch.is_one_pass(problem) or need > registers:
         return None
     if threads * _TEAM_CHUNK > _IDLE * problem.vectors:
         return None
