@@ -16,6 +16,8 @@ from functools import lru_cache
 from math import gcd
 from typing import Any
 
+from fe_runtime.architecture import shared_memory_per_sm, threads_per_sm
+
 __all__ = [
     "Launch",
     "Problem",
@@ -169,7 +171,7 @@ def is_valid(problem: Problem, launch: Launch, channels: int, arch: str) -> bool
         return False
     if launch.lanes % _WARP or launch.threads > _MAX_THREADS:
         return False
-    if launch.threads * launch.blocks_per_sm > _threads_per_sm(arch):
+    if launch.threads * launch.blocks_per_sm > threads_per_sm(arch):
         return False
     if launch.kernel == "any":
         return launch.vector == 1 and launch.stages == 0 and (problem.is_dense or launch.unroll == 1)
@@ -184,7 +186,7 @@ def is_valid(problem: Problem, launch: Launch, channels: int, arch: str) -> bool
         and launch.unroll >= problem.width - 1
         and launch.tokens % launch.unroll == 0
         and (launch.stages == 0 or (launch.stages > 1 and _is_async(problem, launch.vector)))
-        and launch.blocks_per_sm * (shared_bytes(problem, launch) + _RESERVED) <= _shared_memory(arch)
+        and launch.blocks_per_sm * (shared_bytes(problem, launch) + _RESERVED) <= shared_memory_per_sm(arch)
     )
 
 
@@ -271,20 +273,6 @@ _SHORTEST = 32  # tokens of a walk of the gradient: at its ends it treats 2 * (W
 _STARTING = 16  # tokens that a walk could treat in the time that it takes to begin and to end
 _TURNS = 8  # how often the multiprocessors are filled, at least, where it does not matter that the last time is partial
 _USUAL_PIECE = 8  # bytes of a vector: narrower ones cost more instructions, wider ones leave fewer warps room
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))
-
-
-def _threads_per_sm(arch: str) -> int:
-    return 2048 if _number(arch) in (80, 90, 100, 103) else 1536
-
-
-def _shared_memory(arch: str) -> int:
-    """Return the bytes of shared memory of a multiprocessor."""
-    number = _number(arch)
-    return (228 if number in (90, 100, 103) else 164 if number == 80 else 100) << 10
 
 
 def _is_async(problem: Problem, vector: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fe_runtime.arrays import is_jax_array
 from fe_runtime.bench.accuracy import allowed_in_dtype
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload, load_target
 from fe_runtime.tuple_dict import TupleDict
 
@@ -139,13 +140,6 @@ def _jitted(dims: tuple[tuple[str, int], ...], silu: bool) -> Callable[[Arrays],
 # --- peers -----------------------------------------------------------------------------------------------------------
 
 
-def _compiled(case: Case) -> Callable[[Arrays], Any]:
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()  # else the eighth case of a run would not be compiled any more
-    compiled = torch.compile(lambda arrays: _plain_torch(case, arrays), dynamic=False)
-    return lambda arrays: compiled(dict(arrays))
-
-
 def _fla(case: Case) -> Callable[[Arrays], Any]:
     if set(case.optional) - {"bias"} or case.dims["L"] != case.dims["W"]:
         raise NotImplementedError("it has no such state")
@@ -176,7 +170,7 @@ def _same_signature(case: Case, function: Callable[..., Any]) -> Callable[[Array
 
 
 PEERS = (
-    Peer("torch.compile", "the plain expression", _compiled),
+    Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),
     Peer("flash-linear-attention", "causal_conv1d_update", _fla),
     Peer("causal-conv1d", "causal_conv1d_update", _dao),
     Peer("nvidia-cudnn-frontend", "ops.causal_conv1d_update", _frontend),

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import Any
 
+from fe_runtime.architecture import architecture_number, threads_per_sm
+
 __all__ = [
     "NVFP4_VECTOR",
     "Launch",
@@ -156,7 +158,7 @@ def is_valid(problem: Problem, launch: Launch, arch: str) -> bool:
         and whole_groups
         and launch.threads % _WARP == 0
         and launch.threads <= _MAX_THREADS
-        and launch.threads * launch.blocks_per_sm <= _threads_per_sm(arch)
+        and launch.threads * launch.blocks_per_sm <= threads_per_sm(arch)
         and pairs
         and (launch.is_one_pass(problem) or launch.tile == 1)
         and (launch.prefetch == 0 or (_can_prefetch(problem, arch) and launch.is_one_pass(problem)))
@@ -285,7 +287,7 @@ def _registers(problem: Problem, launch: Launch, arch: str) -> int:
     need += (2 * chunk + 2) * parameters if loads_parameters_late(problem, launch) else 0
     need += 8 if problem.has_bias else 0
     need += 4 if problem.has_rstd and x_words >= _MOST_WORDS else 0
-    if not 90 <= _number(arch) < 100:  # the numbers are Hopper's; others need a little more
+    if not 90 <= architecture_number(arch) < 100:  # the numbers are Hopper's; others need a little more
         need += 10 if problem.out_format == "float32" else 4
     if problem.out_format == "nvfp4":
         return need + 28 + 3 * chunk
@@ -297,11 +299,11 @@ def _registers(problem: Problem, launch: Launch, arch: str) -> int:
 
 def _blocks(problem: Problem, launch: Launch, arch: str) -> int:
     """Return the blocks for which there are registers, up to where more of them no longer help."""
-    limit = _threads_per_sm(arch)
+    limit = threads_per_sm(arch)
     wanted = limit * 3 // 4 if launch.threads <= 256 else limit
     registers = -(-_registers(problem, launch, arch) // 8) * 8
     # Before Hopper the compiler counts on registers being given out to four warps at a time.
-    threads = launch.threads if _number(arch) >= 90 else -(-launch.threads // 128) * 128
+    threads = launch.threads if architecture_number(arch) >= 90 else -(-launch.threads // 128) * 128
     return max(1, min(wanted // launch.threads, _REGISTERS // (registers * threads)))
 
 
@@ -315,12 +317,4 @@ def _prefetch(problem: Problem, launch: Launch, arch: str) -> int:
 
 
 def _can_prefetch(problem: Problem, arch: str) -> bool:
-    return _number(arch) >= 90 and problem.x_alignment == 16 and problem.row_bytes % 16 == 0
-
-
-def _threads_per_sm(arch: str) -> int:
-    return 2048 if _number(arch) in (80, 90, 100, 103) else 1536
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))
+    return architecture_number(arch) >= 90 and problem.x_alignment == 16 and problem.row_bytes % 16 == 0

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import Any
 
+from fe_runtime.architecture import architecture_number, shared_memory_per_sm, threads_per_sm
+
 __all__ = [
     "BackwardLaunch",
     "BackwardProblem",
@@ -151,7 +153,7 @@ def is_valid(problem: BackwardProblem, launch: BackwardLaunch, arch: str) -> boo
         and whole_groups
         and launch.threads % _WARP == 0
         and launch.threads <= _MAX_THREADS
-        and launch.threads * launch.blocks_per_sm <= _threads_per_sm(arch)
+        and launch.threads * launch.blocks_per_sm <= threads_per_sm(arch)
         and (
             launch.stages > 1 and _fits(problem, launch, arch)
             if launch.is_one_pass(problem)
@@ -269,7 +271,7 @@ def _launch(problem: BackwardProblem, arch: str, sm_count: int, threads: int) ->
     found = None
     for stages in (2, 3, 4):
         launch = BackwardLaunch(vector, threads, groups, chunk, stages, 1, sm_count)
-        most = min(_MOST_BLOCKS, _threads_per_sm(arch) // launch.threads, _by_registers(problem, launch))
+        most = min(_MOST_BLOCKS, threads_per_sm(arch) // launch.threads, _by_registers(problem, launch))
         fitting = [n for n in range(1, most + 1) if _fits(problem, replace(launch, blocks_per_sm=n), arch)]
         if not fitting or (found is not None and fitting[-1] < found.blocks_per_sm):
             break
@@ -293,22 +295,8 @@ def _by_registers(problem: BackwardProblem, launch: BackwardLaunch) -> int:
 
 def _fits(problem: BackwardProblem, launch: BackwardLaunch, arch: str) -> bool:
     """Whether the blocks' shared memory fits; the system keeps 1 KB for itself in each."""
-    return launch.blocks_per_sm * (shared_bytes(problem, launch) + 1024) <= _shared_memory(arch)
-
-
-def _shared_memory(arch: str) -> int:
-    """Return the bytes of shared memory of a multiprocessor."""
-    number = _number(arch)
-    return (228 if number in (90, 100, 103) else 164 if number == 80 else 100) << 10
+    return launch.blocks_per_sm * (shared_bytes(problem, launch) + 1024) <= shared_memory_per_sm(arch)
 
 
 def _hopper(arch: str) -> bool:
-    return _number(arch) >= 90
-
-
-def _threads_per_sm(arch: str) -> int:
-    return 2048 if _number(arch) in (80, 90, 100, 103) else 1536
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))
+    return architecture_number(arch) >= 90

@@ -2,7 +2,7 @@
 
 A *team* of threads treats one row at a time. Short rows go to parts of a warp, so that none waits for another. Longer
 ones go to teams of several warps, side by side in a block as large as can be: on an H200 that is 6 to 10 % faster than
-one team that walks through the rows of a group (4046 against 3667 GB/s for rows of 8192). Where there are no rows or no
+one team that walks through the rows of a group (4036 against 3667 GB/s for rows of 8192). Where there are no rows or no
 registers for several teams, one team takes the whole block and loads the next row while it works on the last.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+from fe_runtime.architecture import architecture_number, threads_per_sm
 
 __all__ = [
     "VECTOR",
@@ -168,7 +170,7 @@ def is_valid(problem: Problem, launch: Launch, arch: str) -> bool:
         and problem.group % launch.teams == 0
         and launch.threads % _WARP == 0
         and launch.threads <= _MAX_THREADS
-        and launch.threads * launch.blocks_per_sm <= _threads_per_sm(arch)
+        and launch.threads * launch.blocks_per_sm <= threads_per_sm(arch)
         and (launch.is_one_pass(problem) or number == 1)
         and launch.lead * launch.teams <= problem.group
         and (launch.prefetch == 0 or (_can_prefetch(problem, arch) and launch.is_one_pass(problem)))
@@ -305,7 +307,7 @@ def _shape(problem: Problem, threads: int, chunk: int) -> Launch:
 def _registers(problem: Problem, launch: Launch, arch: str) -> int:
     """Return the registers that a thread needs without spilling, by experience with the compiler."""
     need = (1 + launch.ahead) * launch.chunk * _words(problem) + (40 if launch.groups > 1 else 32)
-    need += 0 if 90 <= _number(arch) < 100 else 8
+    need += 0 if 90 <= architecture_number(arch) < 100 else 8
     need += 12 if min(problem.x_alignment, problem.o_alignment, problem.weight_alignment) < 16 else 0
     if loads_weight_late(problem, launch):
         return need + 6 * launch.chunk
@@ -315,7 +317,7 @@ def _registers(problem: Problem, launch: Launch, arch: str) -> int:
 def _blocks(problem: Problem, launch: Launch, arch: str) -> int:
     """Return the blocks for which there are registers."""
     registers = -(-_registers(problem, launch, arch) // 8) * 8
-    return max(1, min(_threads_per_sm(arch), _REGISTERS // registers) // launch.threads)
+    return max(1, min(threads_per_sm(arch), _REGISTERS // registers) // launch.threads)
 
 
 def _prefetch(problem: Problem, launch: Launch, arch: str) -> int:
@@ -326,16 +328,8 @@ def _prefetch(problem: Problem, launch: Launch, arch: str) -> int:
 
 
 def _can_prefetch(problem: Problem, arch: str) -> bool:
-    return _number(arch) >= 90 and problem.x_alignment == 16 and problem.row_bytes % 16 == 0
+    return architecture_number(arch) >= 90 and problem.x_alignment == 16 and problem.row_bytes % 16 == 0
 
 
 def _is_power_of_two(count: int) -> bool:
     return count & (count - 1) == 0
-
-
-def _threads_per_sm(arch: str) -> int:
-    return 2048 if _number(arch) in (80, 90, 100, 103) else 1536
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))

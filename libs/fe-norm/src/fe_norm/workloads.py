@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fe_runtime.bench.accuracy import allowed_in_blocks, allowed_in_dtype
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
 from .workloads_pad import RMSNORM_SILU_PAD
@@ -167,13 +168,6 @@ def _make_class(inputs: Arrays, outputs: Arrays, options: Mapping[str, object]) 
     )
 
 
-def _compiled(case: Case) -> Callable[[Arrays], Any]:
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()  # else the eighth case of a run would not be compiled any more
-    compiled = torch.compile(lambda arrays: _plain_torch(case, arrays), dynamic=False)
-    return lambda arrays: compiled(dict(arrays))
-
-
 def _liger(case: Case) -> Callable[[Arrays], Any]:
     _require_same_dtype(case)
     function: Any = importlib.import_module("liger_kernel.ops").LigerRMSNormFunction
@@ -200,7 +194,7 @@ def _require_same_dtype(case: Case) -> None:
 
 
 PEERS = (
-    Peer("torch.compile", "the plain expression", _compiled),
+    Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),
     Peer("liger-kernel", "norm, then torch silu", _then_silu(_liger)),
     Peer("liger-kernel", "norm only", _liger, same_work=False),
     Peer("quack-kernels", "norm, then torch silu", _then_silu(_quack)),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fe_runtime.bench.accuracy import half_step
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
 __all__ = ["RMSNORM_SILU_PAD"]
@@ -124,13 +125,6 @@ def _make_class(inputs: Arrays, outputs: Arrays, options: Mapping[str, object]) 
     return api(**{f"sample_{name}": array for name, array in (*inputs.items(), *outputs.items())})
 
 
-def _compiled(case: Case) -> Callable[[Arrays], Any]:
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()  # else the eighth case of a run would not be compiled any more
-    compiled = torch.compile(lambda arrays: _plain_torch(case, arrays), dynamic=False)
-    return lambda arrays: compiled(dict(arrays))
-
-
 def _case(frames: int, height: int, width: int, channels: int, optional: tuple[str, ...] = ()) -> Case:
     return Case({"N": 1, "T": frames, "H": height, "W": width, "C": channels}, "bfloat16", optional=optional)
 
@@ -159,5 +153,5 @@ RMSNORM_SILU_PAD = Workload(
             for optional in ((), ("previous",), ("residual",), ("previous", "residual"))
         )
     },
-    peers=(Peer("torch.compile", "the plain expression", _compiled),),
+    peers=(Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),),
 )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fe_runtime.bench.accuracy import allowed_in_dtype
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
 __all__ = ["RMSNORM_RHT_AMAX"]
@@ -113,13 +114,6 @@ def _make_class(inputs: Arrays, outputs: Arrays, options: Mapping[str, object]) 
     return api(inputs["x_tensor"], inputs["w_tensor"], outputs["o_tensor"], outputs["amax_tensor"])
 
 
-def _compiled(case: Case) -> Callable[[Arrays], Any]:
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()  # else the eighth case of a run would not be compiled any more
-    compiled = torch.compile(lambda arrays: _plain_torch(case, arrays), dynamic=False)
-    return lambda arrays: compiled(dict(arrays))
-
-
 def _quack_norm(case: Case) -> Callable[[Arrays], Any]:
     del case
     rmsnorm: Any = importlib.import_module("quack").rmsnorm
@@ -127,7 +121,7 @@ def _quack_norm(case: Case) -> Callable[[Arrays], Any]:
 
 
 PEERS = (
-    Peer("torch.compile", "the plain expression", _compiled),
+    Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),
     Peer("quack-kernels", "norm only", _quack_norm, same_work=False),
 )
 

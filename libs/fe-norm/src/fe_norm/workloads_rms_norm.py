@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fe_runtime.bench.accuracy import allowed_in_dtype
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
 __all__ = ["RMSNORM_SILU_BACKWARD", "RMS_NORM", "RMS_NORM_BACKWARD"]
@@ -189,13 +190,6 @@ def _normalised(x: Any) -> tuple[Any, Any]:
 # ---- peers: the forward, or torch's autograd through it on a graph that is kept
 
 
-def _compiled(case: Case) -> Callable[[Arrays], Any]:
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()  # else the eighth case of a run would not be compiled any more
-    compiled = torch.compile(lambda arrays: _plain_torch(case, arrays), dynamic=False)
-    return lambda arrays: compiled(dict(arrays))
-
-
 def _liger(case: Case) -> Callable[[Arrays], Any]:
     if case.optional:
         raise NotImplementedError("its norm takes neither bias nor residual")
@@ -258,15 +252,12 @@ _FORWARD_NAMES = {"x": "x", "weight": "weight", "bias": "bias"} | {
 }
 
 
+def _plain_torch_silu(case: Case, inputs: Arrays) -> Any:
+    return _silu(_plain_torch(case, inputs))
+
+
 def _silu(values: Any) -> Any:
     return importlib.import_module("torch").nn.functional.silu(values)
-
-
-def _compiled_silu(case: Case) -> Callable[[Arrays], Any]:
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()
-    compiled = torch.compile(lambda arrays: _silu(_plain_torch(case, arrays)), dynamic=False)
-    return lambda arrays: compiled(dict(arrays))
 
 
 def _case(rows: int, columns: int, dtype: str = "bfloat16", *optional: str) -> Case:
@@ -305,7 +296,7 @@ RMS_NORM = Workload(
     host=_case(32, 1024),
     presets=_presets("residual"),
     peers=(
-        Peer("torch.compile", "the plain expression", _compiled),
+        Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),
         Peer("liger-kernel", "rms norm", _liger),
         Peer("quack-kernels", "rms norm", _quack),
     ),
@@ -337,7 +328,7 @@ RMS_NORM_BACKWARD = Workload(
     host=_case(32, 1024),
     presets=_presets("dresidual_out"),
     peers=(
-        Peer("torch.compile", "autograd of the plain expression", _gradient_of(_compiled)),
+        Peer("torch.compile", "autograd of the plain expression", _gradient_of(torch_compiled(_plain_torch))),
         Peer("liger-kernel", "autograd of its rms norm", _gradient_of(_liger)),
         Peer("quack-kernels", "autograd of its rms norm", _gradient_of(_quack)),
     ),
@@ -359,7 +350,7 @@ RMSNORM_SILU_BACKWARD = Workload(
     host=_case(32, 1024),
     presets={"default": tuple(_case(4096, columns) for columns in (64, 128, 320, 1024, 4096, 8192))},
     peers=(
-        Peer("torch.compile", "autograd of the plain expression", _gradient_of(_compiled_silu)),
+        Peer("torch.compile", "autograd of the plain expression", _gradient_of(torch_compiled(_plain_torch_silu))),
         Peer("quack-kernels", "autograd of its rms norm and torch's silu", _gradient_of(_quack, _silu)),
     ),
 )

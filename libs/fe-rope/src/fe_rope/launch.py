@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import lcm
 from typing import Any
 
+from fe_runtime.architecture import architecture_number, threads_per_sm
+
 __all__ = ["TAIL", "Launch", "Problem", "candidates", "choose", "config", "is_valid", "split_config"]
 
 TAIL = 64
@@ -128,7 +130,7 @@ def is_valid(problem: Problem, launch: Launch, arch: str) -> bool:
         and launch.threads % _WARP == 0
         and launch.threads <= _MAX_THREADS
         and launch.threads * launch.count >= launch.tile
-        and launch.threads * launch.blocks_per_sm <= _threads_per_sm(arch)
+        and launch.threads * launch.blocks_per_sm <= threads_per_sm(arch)
         and (launch.prefetch == 0 or _can_prefetch(problem, launch, arch))
     )
 
@@ -163,7 +165,7 @@ def _launch(problem: Problem, arch: str, slots: int, count: int) -> Launch:
     else:
         tokens, heads = 1, -(-problem.heads // -(-problem.heads // rows))
     threads, count = min(_splits(tokens * heads * vectors, vectors, slots // count, count))[1:]
-    blocks = max(1, min(_resident(problem, arch, tokens, count), _threads_per_sm(arch)) // threads)
+    blocks = max(1, min(_resident(problem, arch, tokens, count), threads_per_sm(arch)) // threads)
     launch = Launch(threads, count, tokens, heads, vectors, blocks)
     if not _can_prefetch(problem, launch, arch):
         return launch
@@ -187,7 +189,7 @@ def _resident(problem: Problem, arch: str, tokens: int, count: int) -> int:
     """Return how many threads of a multiprocessor there are registers for, by experience with the compiler."""
     aligned = problem.x_alignment == problem.out_alignment == problem.table_alignment == 16
     simple = _is_power(problem.heads) and _is_power(problem.columns) and problem.columns >= 128
-    if not (90 <= _number(arch) < 100 and aligned and problem.packed and simple):
+    if not (90 <= architecture_number(arch) < 100 and aligned and problem.packed and simple):
         return 1024 if problem.mode is None else 768 if count <= _COUNT else 512
     if problem.mode is None:
         return 1536 if tokens == 1 else 1280
@@ -202,7 +204,7 @@ def _can_prefetch(problem: Problem, launch: Launch, arch: str) -> bool:
     """Whether the tile consists of long runs that begin and end at multiples of 16 bytes."""
     run = launch.heads * problem.columns * 2
     return (
-        _number(arch) >= 90
+        architecture_number(arch) >= 90
         and problem.packed
         and problem.x_alignment == 16
         and problem.heads % launch.heads == 0
@@ -211,11 +213,3 @@ def _can_prefetch(problem: Problem, launch: Launch, arch: str) -> bool:
         and run >= _SHORTEST_RUN
         and launch.tokens <= launch.threads
     )
-
-
-def _threads_per_sm(arch: str) -> int:
-    return 2048 if _number(arch) in (80, 90, 100, 103) else 1536
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from fe_runtime.architecture import architecture_number, threads_per_sm
+
 __all__ = [
     "COLUMNS",
     "ROWS",
@@ -142,7 +144,7 @@ def is_valid(problem: Problem, launch: Launch, arch: str) -> bool:
         and min(launch.threads, launch.tokens, launch.heads, launch.blocks_per_sm) > 0
         and launch.threads % _WARP == 0
         and launch.threads <= _MAX_THREADS
-        and launch.threads * launch.blocks_per_sm <= _threads_per_sm(arch)
+        and launch.threads * launch.blocks_per_sm <= threads_per_sm(arch)
         and launch.tokens in _TOKENS
         and (launch.tokens >= _RUN or not problem.staged)
         and launch.heads <= problem.heads
@@ -179,7 +181,7 @@ def _launch(problem: Problem, arch: str, threads: int, tokens: int, heads: int) 
         tokens //= 2
     rounds = -(-tokens * problem.vectors // most)
     threads = -(-tokens * problem.vectors // (rounds * _WARP)) * _WARP
-    blocks = max(1, min(_resident(problem, arch), _threads_per_sm(arch)) // threads)
+    blocks = max(1, min(_resident(problem, arch), threads_per_sm(arch)) // threads)
     heads = min(heads, problem.heads)
     while heads > 1 and _shared(problem, tokens, heads) > min(_SHARED_BYTES, 2 * _SHARED_BYTES // blocks):
         heads //= 2
@@ -196,7 +198,7 @@ def _shared(problem: Problem, tokens: int, heads: int) -> int:
 
 def _resident(problem: Problem, arch: str) -> int:
     """Return how many threads of a multiprocessor there are registers for, by experience with the compiler."""
-    if _can_prefetch(problem, arch) and _number(arch) < 100 and problem.channels <= 256:
+    if _can_prefetch(problem, arch) and architecture_number(arch) < 100 and problem.channels <= 256:
         return 1024
     return 768 if (problem.q, problem.k, problem.v) == (ROWS, ROWS, ROWS) else 512
 
@@ -204,12 +206,4 @@ def _resident(problem: Problem, arch: str) -> int:
 def _can_prefetch(problem: Problem, arch: str) -> bool:
     aligned = problem.q_alignment == problem.v_alignment == 16
     native = (problem.q, problem.k, problem.v) == (ROWS, COLUMNS, ROWS)
-    return _number(arch) >= 90 and problem.packed and native and aligned and problem.channels % 8 == 0
-
-
-def _threads_per_sm(arch: str) -> int:
-    return 2048 if _number(arch) in (80, 90, 100, 103) else 1536
-
-
-def _number(arch: str) -> int:
-    return int(arch.removeprefix("sm_").rstrip("af"))
+    return architecture_number(arch) >= 90 and problem.packed and native and aligned and problem.channels % 8 == 0

@@ -11,10 +11,11 @@ import numpy as np
 
 from fe_runtime.arrays import is_jax_array
 from fe_runtime.bench.accuracy import half_step
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
 from .launch import TAIL
-from .workload_tail_rope import compiled, rotated, rotated_exactly
+from .workload_tail_rope import rotated, rotated_exactly
 
 __all__ = ["ROPE_QDQ"]
 
@@ -196,5 +197,5 @@ ROPE_QDQ = Workload(
             _case(1, 4096, 512, "fp4", 16),
         )
     },
-    peers=(Peer("torch.compile", "the plain expression", lambda case: compiled(_plain_torch, case)),),
+    peers=(Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),),
 )

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from fe_runtime.bench.accuracy import half_step
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
 from .launch import TAIL
 
-__all__ = ["COPIED", "TAIL_ROPE", "compiled", "rotated", "rotated_exactly"]
+__all__ = ["COPIED", "TAIL_ROPE", "rotated", "rotated_exactly"]
 
 COPIED = 2.0**-200
 """What is allowed to a value that is copied: nothing, but a number to divide by."""
@@ -44,14 +45,6 @@ def rotated_exactly(x: Any, cosine: Any, sine: Any) -> tuple[Any, Any]:
     out = np.concatenate([wide[..., :-TAIL], values.reshape(tail.shape)], axis=-1)
     copied = np.full_like(wide[..., :-TAIL], COPIED)
     return out, np.concatenate([copied, allowed.reshape(tail.shape)], axis=-1)
-
-
-def compiled(plain: Callable[[Case, Arrays], Any], case: Case) -> Callable[[Arrays], Any]:
-    """Return the plain expression compiled by torch."""
-    torch: Any = importlib.import_module("torch")
-    torch.compiler.reset()  # else the eighth case of a run would not be compiled any more
-    function = torch.compile(lambda arrays: plain(case, arrays), dynamic=False)
-    return lambda arrays: function(dict(arrays))
 
 
 def _operands(case: Case) -> Operands:
@@ -142,5 +135,5 @@ TAIL_ROPE = Workload(
     ),
     host=_case(16, 1, 512),
     presets={"default": tuple(_case(4096, *shape) for shape in ((64, 512), (1, 512), (32, 128), (1, 128)))},
-    peers=(Peer("torch.compile", "the plain expression", lambda case: compiled(_plain_torch, case)),),
+    peers=(Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),),
 )

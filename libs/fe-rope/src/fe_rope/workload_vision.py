@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from fe_runtime.bench.accuracy import half_step
+from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
-from .workload_tail_rope import COPIED, compiled
+from .workload_tail_rope import COPIED
 
 __all__ = ["VISION_ROPE_BACKWARD"]
 
@@ -138,5 +139,5 @@ VISION_ROPE_BACKWARD = Workload(
     bench=tuple(_case(tokens) for tokens in (65536, 16384, 4096, 1024, 4097)),
     host=_case(8),
     presets={"default": (_case(4096),)},
-    peers=(Peer("torch.compile", "the plain expression", lambda case: compiled(_plain_torch, case)),),
+    peers=(Peer("torch.compile", "the plain expression", torch_compiled(_plain_torch)),),
 )

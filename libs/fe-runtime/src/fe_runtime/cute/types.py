@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import cutlass
 
+from fe_runtime.architecture import architecture_number
+
 __all__ = ["architecture_number", "numeric", "storage"]
 
 _NUMERIC = {
@@ -24,8 +26,3 @@ def numeric(name: str) -> type[cutlass.Numeric]:
 def storage(name: str) -> type[cutlass.Numeric]:
     """Return the type in which kernels see an array: bytes for the 8-bit and smaller float formats."""
     return _NUMERIC.get(name, cutlass.Uint8)
-
-
-def architecture_number(arch: str) -> int:
-    """Return 90 for ``"sm_90a"``."""
-    return int(arch.removeprefix("sm_").rstrip("af"))
