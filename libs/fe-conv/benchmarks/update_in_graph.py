@@ -1,16 +1,20 @@
 """Time ``causal_conv1d_update`` as decoding runs it: many layers' states in one CUDA graph, each touched once.
 
 ``python update_in_graph.py`` prints a line per case: microseconds per call, and the share of the byte floor (state read
-and written, token, output, filter) at the copy bandwidth measured in the same run. ``--tune`` times the other launches
-of the fast kernel too.
+and written, token, output, filter) at the copy bandwidth measured in the same run; flash-linear-attention beside it
+where it is installed and the state has its form. ``--json`` records the run, ``--tune`` times the other launches of the
+fast kernel too.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,7 +23,9 @@ import torch
 from fe_conv import causal_conv1d_update
 from fe_conv.launch_update import Launch, Problem, candidates, choose, config, split_config
 from fe_conv.update import OPERATION
-from fe_runtime.compile import KernelSpec, cache
+from fe_runtime.bench.machine import commit_record, gpu_record, machine_record, today, versions
+from fe_runtime.compile import cache
+from fe_runtime.compile.spec import KernelSpec
 
 LAYERS = 24
 REPLAYS = 30
@@ -33,18 +39,60 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[512])
     parser.add_argument("--channels", type=int, default=8192)
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the record")
+    parser.add_argument("--commit", help="recorded instead of the repository's")
     arguments = parser.parse_args()
     bandwidth = copy_bandwidth()
     print(f"copy {bandwidth / 1e9:.0f} GB/s")
+    cases = []
     for rows in arguments.rows:
         for name, length, channel_last in CASES:
             layers = [make_layer(rows, arguments.channels, length, channel_last) for _ in range(LAYERS)]
             floor = (rows * arguments.channels * (2 * length + 2) + arguments.channels * 4) * 2 / bandwidth
             what = f"N={rows} D={arguments.channels} {name}"
             seconds = time_in_graph([partial(causal_conv1d_update, *layer, activation="silu") for layer in layers])
-            print(f"{what}: {seconds * 1e6:.2f} us, {floor / seconds:.1%} of the floor")
+            peers = time_peers(layers, length)
+            print(f"{what}: {describe(seconds, floor)}")
+            for peer, peer_seconds in peers.items():
+                print(f"  {peer}: {describe(peer_seconds, floor)}, fe is {peer_seconds / seconds:.2f}x as fast")
+            times = {"fe": seconds, **peers}
+            cases.append({"case": what, "floor_us": floor * 1e6, "us": {who: t * 1e6 for who, t in times.items()}})
             if arguments.tune:
                 tune(what, layers, floor)
+    if arguments.json:
+        write_record(arguments.json, arguments.commit, bandwidth, cases)
+
+
+def describe(seconds: float, floor: float) -> str:
+    """Return a time and its share of the byte floor, in words."""
+    return f"{seconds * 1e6:.2f} us, {floor / seconds:.1%} of the floor"
+
+
+def time_peers(layers: Sequence[Any], length: int) -> dict[str, float]:
+    """Return the seconds per call of what else does this work, by name."""
+    if length != 4:  # its state holds as many places as the filter
+        return {}
+    try:
+        peer = importlib.import_module("fla.modules.conv.triton.ops").causal_conv1d_update
+    except ImportError:
+        return {}
+    calls = [partial(peer, x, state, None, weight, None, "silu") for x, state, weight in layers]
+    return {"flash-linear-attention": time_in_graph(calls)}
+
+
+def write_record(path: Path, commit: str | None, bandwidth: float, cases: list[dict[str, Any]]) -> None:
+    """Write what was measured, and on what."""
+    record = {
+        "benchmark": "causal_conv1d_update, 24 layers in one CUDA graph, microseconds per call",
+        "date": today(),
+        "commit": commit_record() if commit is None else {"id": commit},
+        "machine": machine_record(),
+        "gpu": gpu_record(),
+        "versions": versions(("fe-conv", "fla-core")),
+        "copy_gb_per_s": bandwidth / 1e9,
+        "cases": cases,
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def make_layer(rows: int, channels: int, length: int, channel_last: bool) -> tuple[Any, Any, Any]:
@@ -94,7 +142,7 @@ def time_in_graph(calls: Sequence[Callable[[], Any]], replays: int = REPLAYS) ->
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) / 1e3 / len(kept))
-    return median(times)
+    return float(median(times))
 
 
 def copy_bandwidth() -> float:

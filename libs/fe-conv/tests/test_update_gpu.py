@@ -374,12 +374,17 @@ def test_torch_compile() -> None:
     assert torch.equal(a, b)
 
 
+def kernels_loaded() -> int:
+    """How many kernels this process has taken from the compiler or the disk."""
+    return sum(entry.compiles + entry.disk_hits for entry in fe_runtime.cache_info().values())
+
+
 def test_extents_do_not_compile_again() -> None:
     causal_conv1d_update(random(3, 64), random(3, 64, 4), random(64, 4))
-    before = fe_runtime.cache_info()
+    before = kernels_loaded()
     for rows, channels in ((1, 64), (17, 128), (300, 64)):
         causal_conv1d_update(random(rows, channels), random(rows, channels, 4), random(channels, 4))
-    assert fe_runtime.cache_info().misses == before.misses
+    assert kernels_loaded() == before
 
 
 def test_jax_calls_the_same_kernel() -> None:

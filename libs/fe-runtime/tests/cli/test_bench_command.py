@@ -86,6 +86,12 @@ def _gpu_record() -> dict[str, Any]:
     }
 
 
+def test_an_option_given_twice_counts_twice() -> None:
+    shapes = ["--shape", "2x8", "--shape", "4x8", "2x16"]
+    assert main(["bench", "scale", *shapes, "--repetitions", "20", "--json", "c.json"]) == 0
+    assert [result["shape"] for result in json.loads(Path("c.json").read_text())["results"]] == ["2x8", "4x8", "2x16"]
+
+
 def test_plot_writes_beside_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scale", "--shape", "2x8", "--repetitions", "20", "--json", "c.json"]) == 0
     assert main(["plot", "c.json"]) == 0

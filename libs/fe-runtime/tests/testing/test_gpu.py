@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fe_runtime.testing import cuda_graph_replay, gpu_lock, repeat_identical, run_on_side_stream
+from fe_runtime.testing.gpu import release_gpu_memory
 
 HOLD = """
 import sys, time
@@ -112,3 +113,15 @@ def test_a_side_stream_shows_a_call_on_the_wrong_stream(current: bool) -> None:
     torch.cuda.synchronize()
     x.zero_()
     assert run_on_side_stream(right, produce=produce, current=current)[0] == 6
+
+
+@pytest.mark.gpu(exclusive=True)
+def test_unused_gpu_memory_is_given_back() -> None:
+    import torch
+
+    kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() >= 3 << 30
+    release_gpu_memory()
+    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 1 << 30
+    assert torch.cuda.memory_allocated() >= kept.numel()

@@ -35,10 +35,11 @@ SMALL_CASES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("operation", metavar="OP", help="for example rmsnorm_silu")
-    parser.add_argument("--shape", nargs="+", metavar="AxB", help="extents, for example 16384x8192 (default: presets)")
-    parser.add_argument("--dtype", nargs="+", metavar="DTYPE", help="for example bf16 fp16 float32")
+    several: dict[str, Any] = {"nargs": "+", "action": "extend"}  # given twice, both count
+    parser.add_argument("--shape", **several, metavar="AxB", help="extents, for example 16384x8192 (default: presets)")
+    parser.add_argument("--dtype", **several, metavar="DTYPE", help="for example bf16 fp16 float32")
     parser.add_argument(
-        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="for example out_dtype=nvfp4; with --shape"
+        "--option", **several, default=[], metavar="NAME=VALUE", help="for example out_dtype=nvfp4; with --shape"
     )
     parser.add_argument("--framework", choices=["numpy", "torch", "jax"], help="default: as fe demo")
     parser.add_argument("--peers", action="store_true", help="time other libraries beside it, where installed")

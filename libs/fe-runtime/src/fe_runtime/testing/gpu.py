@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,7 +12,7 @@ from typing import Any
 
 from .memory import to_numpy
 
-__all__ = ["LOCK_FILE", "cuda_graph_replay", "gpu_lock", "repeat_identical", "run_on_side_stream"]
+__all__ = ["LOCK_FILE", "cuda_graph_replay", "gpu_lock", "release_gpu_memory", "repeat_identical", "run_on_side_stream"]
 
 LOCK_FILE = Path(tempfile.gettempdir()) / "fe-gpu.lock"
 
@@ -119,6 +120,18 @@ def gpu_lock(exclusive: bool = False, path: Path = LOCK_FILE) -> Iterator[None]:
     with _open_for_all(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield  # closing the file releases the lock, also when the process dies
+
+
+def release_gpu_memory(keep: int = 1 << 30) -> None:
+    """Give the GPU memory that torch holds but does not use back, if it is more than ``keep`` bytes.
+
+    Otherwise what each of many test processes has kept adds up until a large test finds no memory.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > keep:
+        torch.cuda.empty_cache()
 
 
 def _open_for_all(path: Path) -> Any:

@@ -20,7 +20,7 @@ import pytest
 
 from fe_runtime.arrays import cuda_is_available
 
-from .gpu import gpu_lock
+from .gpu import gpu_lock, release_gpu_memory
 from .record import describe_run, gpu_names
 
 __all__ = ["GpuReport"]
@@ -72,7 +72,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     if mark is None or not cuda_is_available():
         return (yield)
     with gpu_lock(exclusive=bool(mark.kwargs.get("exclusive", False))):
-        return (yield)
+        try:
+            return (yield)
+        finally:
+            release_gpu_memory()
 
 
 class GpuReport:
