@@ -30,9 +30,9 @@ LARGEST_FILE = 1_000_000
 
 @pytest.mark.parametrize("package", DOMAINS)
 def test_kernels_know_device_building_blocks_only(package: str) -> None:
-    """Beside them, only modules of their library that need nothing but the standard library: launch choices."""
-    plain = [module for module, path in _modules(package) if not _outside([(module, path)], (FACTS,), others=set())]
-    allowed = (f"{package}.kernels", "fe_runtime.cute", FACTS, *set(plain) - {package})
+    """Beside them, only modules of their library that need nothing but each other and the standard library: problems,
+    tiles and launches."""
+    allowed = (f"{package}.kernels", "fe_runtime.cute", FACTS, *_plain(package))
     found = _outside(_modules(package, "kernels"), allowed, others=DSL)
     assert found == []
 
@@ -245,6 +245,17 @@ def _home(module: str, path: Path, node: ast.ImportFrom) -> str:
 
 def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def _plain(package: str) -> set[str]:
+    """The modules of a package that need nothing but each other and the standard library."""
+    plain: set[str] = set()
+    while True:
+        homes = (FACTS, *plain)
+        found = {name for name, path in _modules(package) if not _outside([(name, path)], homes, others=set())}
+        if found - {package} == plain:
+            return plain
+        plain = found - {package}
 
 
 def _outside(modules: list[tuple[str, Path]], allowed: tuple[str, ...], others: set[str]) -> list[str]:

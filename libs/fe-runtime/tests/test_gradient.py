@@ -39,3 +39,13 @@ def test_operand_that_requires_a_gradient_is_rejected(recording):
 
 def test_operands_without_gradients_pass():
     reject_required("op", x=torch.ones(3), w=np.ones(3), none=None)
+
+
+def test_a_gradient_may_depend_on_the_dtypes():
+    conditional = Gradient(
+        gradient().operation, ("x",), ("x",), ("y",), applies=lambda dtypes: dtypes == {"x": "float32"}
+    )
+    assert gradient().serves(("x",), (torch.float8_e4m3fn,))
+    assert conditional.serves(("x", "w"), (torch.float32, None))
+    assert not conditional.serves(("x",), ("float16",))
+    assert not conditional.serves(("x", "w"), (np.float32, np.float32))

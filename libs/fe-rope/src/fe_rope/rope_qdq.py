@@ -152,14 +152,14 @@ class RopeQDQInplace(APIBase):
         return 0
 
     def _admit(
-        self, arrays: Sequence[Any], outputs: Sequence[Any], run: Callable[..., object], stream: object
+        self, arrays: Sequence[Any], outputs: Sequence[Any], run: Callable[..., object], stream: object, *others: Any
     ) -> Callable[..., None]:
         compiled, live = self._check()[0], OPERATION.bind(arrays, self._options)
         _check_heads(compiled, live)
         worse = any(live.alignments[name] < known for name, known in compiled.alignments.items())
         if worse and self._unaligned is not None and self._unaligned._compiled is not None:
-            return self._unaligned._admit(arrays, outputs, self._unaligned._compiled, stream)
-        return super()._admit(arrays, outputs, run, stream)
+            return self._unaligned._admit(arrays, outputs, self._unaligned._compiled, stream, *others)
+        return super()._admit(arrays, outputs, run, stream, *others)
 
 
 def rope_qdq_jax(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from .aliasing import Meetings, check_overlap, may_overlap, meetings
@@ -10,9 +11,11 @@ from .arrays import detect_framework, get_device, is_torch_tensor, on_default_st
 from .contract import Bound, Contract, Sample, check_outputs
 from .errors import InvalidArgumentError, NotCompiledError, explain, renamed
 from .experimental import class_logger
-from .launch import direct_launch, is_empty, kernel_launch, reference_launch
+from .launch import direct_launch, is_empty, kernel_launch
 from .operation import Operation, load_kernel, reject_descriptors, signature
 from .plan import HOPPER, Kernel, Plan, fall_back
+from .reference import reference_launch
+from .strides import has_order
 from .tensor_desc import TensorDesc
 from .tuple_dict import TupleDict
 from .values import with_value_check
@@ -44,11 +47,12 @@ class APIBase:
         self._operation = operation
         self._options = dict(options)
         self._backend = backend
-        self._inputs = _samples(contract.operation, contract.input_names, inputs)
+        self._inputs = _samples(contract.operation, contract.input_names, inputs, [i.pairs for i in contract.inputs])
         self._outputs = _samples(contract.operation, contract.output_names, outputs)
         self._checked: tuple[Bound, Plan] | None = None
         self._compiled: Callable[..., object] | None = None
-        self._direct: Callable[[Sequence[Any], Sequence[Any]], bool] | None = None
+        # The quick launch and the options that it is for, in one place: other threads see both or neither.
+        self._direct: tuple[Callable[[Sequence[Any], Sequence[Any]], bool] | None, Mapping[str, object]] = (None, {})
         self._launches: dict[object, tuple[Callable[..., None], Meetings | None]] = {}
 
     def check_support(self) -> bool:
@@ -102,8 +106,16 @@ class APIBase:
     def _resolved(self, bound: Bound, plan: Plan) -> None:
         """Set the resolved options that the operation's contract promises as attributes."""
 
-    def _execute(self, arrays: Sequence[Any], outputs: Sequence[Any], stream: object = None) -> None:
+    def _execute(
+        self,
+        arrays: Sequence[Any],
+        outputs: Sequence[Any],
+        stream: object = None,
+        runtime: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
         """Check the live operands against the compiled signature and launch.
+
+        ``runtime``: values of runtime options for this execution, in place of the constructor's.
 
         Raises
         ------
@@ -114,16 +126,20 @@ class APIBase:
         """
         if self._compiled is None:
             raise NotCompiledError(f"{type(self).__name__}: execute needs a compiled object. Call compile() first.")
-        if stream is None and self._direct is not None and self._direct(arrays, outputs):
+        direct, options = self._direct
+        if stream is None and direct is not None and runtime.items() <= options.items() and direct(arrays, outputs):
             return
         operands = (*arrays, *outputs)
-        key = signature(operands, {}, "" if stream is None else "ordered by the caller")
-        known = self._launches.get(key)
+        key = signature(operands, runtime, "" if stream is None else "ordered by the caller")
+        try:
+            known = self._launches.get(key)
+        except TypeError:  # an unhashable option: binding will say what is wrong with it
+            key = known = None
         if known is not None:
             launch, pairs = known
             meet = pairs is None or may_overlap(pairs, operands)
         else:
-            launch, meet = self._admit(arrays, outputs, self._compiled, stream), True
+            launch, meet = self._admit(arrays, outputs, self._compiled, stream, runtime), True
             if key is not None:
                 if len(self._launches) >= MAX_LAUNCHES:
                     self._launches.clear()
@@ -156,17 +172,22 @@ class APIBase:
         return self._checked
 
     def _admit(
-        self, arrays: Sequence[Any], outputs: Sequence[Any], run: Callable[..., object], stream: object
+        self,
+        arrays: Sequence[Any],
+        outputs: Sequence[Any],
+        run: Callable[..., object],
+        stream: object,
+        runtime: Mapping[str, object] = MappingProxyType({}),
     ) -> Callable[..., None]:
         """Check operands of a new signature and return the launch for them."""
         compiled, plan = self._check()
         contract = self._operation.contract
         _reject_negated(contract, (*arrays, *outputs))
-        live = self._operation.bind(arrays, self._options)
+        live = self._operation.bind(arrays, {**self._options, **runtime})
         reject_descriptors(contract.operation, contract.input_names, arrays)
         _check_same(contract, compiled, live)
         if live.options != compiled.options:  # what the samples resolved stays
-            live = self._operation.bind(arrays, compiled.options)
+            live = self._operation.bind(arrays, {**compiled.options, **runtime})
         check_outputs(contract, live, outputs)
         self._reject_copies(live)
         reject_descriptors(contract.operation, contract.output_names, outputs)
@@ -186,8 +207,9 @@ class APIBase:
             return in_place_launch(self._operation, live, kernel, run, wait=stream is None)
         if kernel is None:
             return reference_launch(self._operation, live)
-        if self._operation.check_values is None:
-            self._direct = self._direct or direct_launch(self._operation, live, kernel, run)
+        direct, options = self._direct
+        if self._operation.check_values is None and (direct is None or options != live.options):
+            self._direct = direct_launch(self._operation, live, kernel, run), live.options
         return kernel_launch(self._operation, live, kernel, run)
 
     def _reject_copies(self, bound: Bound) -> None:
@@ -232,9 +254,12 @@ def _reference(*_operands: object) -> None:
     """Stand for the compiled kernel of an object that runs the reference."""
 
 
-def _samples(operation: str, names: Sequence[str], arrays: Sequence[object]) -> tuple[Sample | None, ...]:
+def _samples(
+    operation: str, names: Sequence[str], arrays: Sequence[object], pairs: Sequence[int | None] | None = None
+) -> tuple[Sample | None, ...]:
     return tuple(
-        None if array is None else Sample.of(operation, name, array) for name, array in zip(names, arrays, strict=True)
+        None if array is None else Sample.of(operation, name, array, packed)
+        for name, array, packed in zip(names, arrays, pairs or [None] * len(names), strict=True)
     )
 
 
@@ -254,9 +279,22 @@ def _check_same(contract: Contract, compiled: Bound, live: Bound) -> None:
             name = next(i.name for i in contract.inputs if live.has(i.name) and letter in i.shape.split())
             rule = f"have the compiled extent {letter} = {extent}"
             raise _differs(contract, name, rule, f"{letter} = {live.dims.get(letter)}")
+    _check_orders(contract, compiled, live)
     if compiled.device.type != live.device.type:
         rule = f"be on a device of the compiled kind ({compiled.device.type})"
         raise _differs(contract, next(iter(live.arrays)), rule, live.device)
+
+
+def _check_orders(contract: Contract, compiled: Bound, live: Bound) -> None:
+    """Raise unless the dimensions of operands with gaps lie in memory as those of the samples do."""
+    for declared in contract.inputs:
+        was, now = compiled.arrays.get(declared.name), live.arrays.get(declared.name)
+        if was is None or now is None or 0 in now.shape:
+            continue
+        order = declared.layout.order(was.shape, was.stride)
+        if order and not has_order(now.shape, now.stride, order):
+            rule = f"have its dimensions in memory in the compiled order {order}, outermost first"
+            raise _differs(contract, declared.name, rule, f"strides {tuple(now.stride)}")
 
 
 def _differs(contract: Contract, name: str, rule: str, given: object) -> InvalidArgumentError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .dtypes import canonical_dtype
 from .errors import InvalidArgumentError, explain
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Gradient:
         Names of the forward's outputs that are differentiable.
     options
         Names of the forward's options that the backward takes too.
+    applies
+        ``applies(dtypes)`` says whether a call has a gradient, by the dtypes of its present inputs by name. Any other
+        call runs on detached data in torch, and has no derivative in JAX.
     """
 
     operation: Operation
@@ -41,6 +45,14 @@ class Gradient:
     wrt: tuple[str | tuple[str, ...], ...]
     outputs: tuple[str, ...]
     options: tuple[str, ...] = ()
+    applies: Callable[[Mapping[str, str]], bool] | None = None
+
+    def serves(self, names: Sequence[str], dtypes: Sequence[object]) -> bool:
+        """Whether a call whose inputs ``names`` have these dtypes (``None``: absent) has a gradient."""
+        if self.applies is None:
+            return True
+        given = zip(names, dtypes, strict=True)
+        return self.applies({name: canonical_dtype(dtype) for name, dtype in given if dtype is not None})
 
     def saved(self, known: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what the backward reads of a call's inputs and outputs, which ``known`` holds by name."""

@@ -5,34 +5,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays import is_torch_tensor
+from .arrays import is_torch_tensor, permuted
 from .contract import Bound, Contract, OutputSpec
 from .dtypes import framework_dtype
 from .errors import InvalidArgumentError, explain
 from .plan import Form, Kernel
+from .reference import reference_launch
+from .strides import contiguous_stride, inverse_order
 
 if TYPE_CHECKING:
     from .operation import Operation
 
 __all__ = [
-    "copy_into",
+    "START",
     "direct_launch",
     "is_empty",
     "kernel_call",
     "kernel_launch",
     "present",
-    "reference_call",
-    "reference_launch",
-    "reference_outputs",
 ]
 
 Presenter = Callable[[Any], Any] | None
+
+START = {"add": 0.0, "max": float("-inf")}
+"""What a fresh output holds before a kernel accumulates into it."""
 
 BYTES = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn", "float4_e2m1fn_x2"})
 """Dtypes that kernels see as bytes: DLPack exporters differ in their support for them."""
@@ -60,6 +61,8 @@ def kernel_call(
     allocate, *others = allocators or [None]
     if allocate is None or any(others) or run is None or is_empty(bound) or contract.mutated or form.scratch:
         return call
+    if any(_accumulating(bound)):
+        return call
     if any(_presenters(contract, bound, form)):
         return call
     pick, scalars, absent = _picker(there), _scalars(bound, form), (None,) * len(others)
@@ -85,6 +88,8 @@ def direct_launch(
     """
     contract, form = operation.contract, kernel.form
     if bound.framework != "torch" or not form.related or form.scratch or any(_presenters(contract, bound, form)):
+        return None
+    if any(_accumulating(bound)):
         return None
     torch: Any = sys.modules["torch"]
     plain = (torch.Tensor, torch.nn.Parameter)
@@ -142,11 +147,12 @@ def kernel_launch(
     there = [name in bound.arrays for name in contract.input_names]
     present_inputs = _picker(there)
     present_outputs = _picker([spec is not None for spec in bound.outputs])
+    accumulating = _picker(_accumulating(bound))
     mutated = _picker([is_there and number in contract.mutated for number, is_there in enumerate(there)])
     workspaces = [_workspace(bound, *known) for known in form.scratch]
 
     def launch(arrays: Sequence[Any], results: Sequence[Any]) -> None:
-        operands = (*present_inputs(arrays), *present_outputs(results), *mutated(arrays))
+        operands = (*present_inputs(arrays), *accumulating(results), *present_outputs(results), *mutated(arrays))
         presented = [x if p is None else p(x) for x, p in zip(operands, presenters, strict=True)]
         run(*presented, *[allocate() for allocate in workspaces], *scalars)
 
@@ -155,7 +161,7 @@ def kernel_launch(
 
     if contract.mutated:
         return _counted(bound, launch, mutated)
-    return launch if any(presenters) or workspaces else launch_as_given
+    return launch if any(presenters) or workspaces or any(_accumulating(bound)) else launch_as_given
 
 
 def present(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -185,96 +191,32 @@ def is_empty(bound: Bound) -> bool:
     return any(0 in shape for shape in shapes)
 
 
-def reference_call(operation: Operation, bound: Bound) -> Callable[..., tuple[Any, ...]]:
-    """Return ``call(arrays) -> outputs`` that runs the reference on arrays of any framework."""
-
-    def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        results = reference_outputs(operation, bound, arrays)
-        outputs = tuple(None if result is None else _fresh(result) for result in results[: len(bound.outputs)])
-        _write_mutated(operation, arrays, results)
-        return outputs
-
-    return call
-
-
-def _fresh(result: Any) -> Any:
-    """Return a reference's result as a kernel leaves it: contiguous, and a view of nothing else."""
-    if is_torch_tensor(result):
-        if result._is_view() or not result.is_contiguous():
-            return result.clone(memory_format=sys.modules["torch"].contiguous_format)
-        return result
-    return np.ascontiguousarray(result).reshape(result.shape) if isinstance(result, np.ndarray) else result
-
-
-def reference_outputs(operation: Operation, bound: Bound, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Run the reference on canonical shapes with the bound options.
-
-    Returns the outputs, then the new values of the mutated inputs.
-    """
-    names = operation.contract.input_names
-    canonical = [
-        None if array is None else _canonical(bound, name, array) for name, array in zip(names, arrays, strict=True)
-    ]
-    with _quiet(bound.framework):
-        return tuple(operation.run_reference(*canonical, **bound.options))
-
-
-def reference_launch(operation: Operation, bound: Bound) -> Callable[..., None]:
-    """Return ``launch(arrays, outputs)`` that runs the reference and writes its results into the caller's outputs.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The arrays are of no framework whose operators the reference could use.
-    """
-    if bound.framework == "unknown":
-        rule = "be a torch or numpy array where no kernel serves the call"
-        fix = "Convert it with from_dlpack of one of them."
-        given = f"another DLPack producer on {bound.device}"
-        raise InvalidArgumentError(explain(bound.operation, next(iter(bound.arrays)), rule, given, fix))
-
-    def launch(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
-        results = reference_outputs(operation, bound, arrays)
-        for output, result in zip(outputs, results, strict=False):
-            if output is not None:
-                copy_into(output, result)
-        _write_mutated(operation, arrays, results)
-
-    return launch
-
-
-def _write_mutated(operation: Operation, arrays: Sequence[Any], results: Sequence[Any]) -> None:
-    contract = operation.contract
-    for number, result in zip(contract.mutated, results[len(contract.outputs) :], strict=True):
-        array = arrays[number]
-        if array is not None and result is not array and 0 not in result.shape:
-            copy_into(array, result.reshape(array.shape))
-
-
-def copy_into(output: Any, result: Any) -> None:
-    """Write a reference's result into the caller's array, which may hold the same bytes under another dtype."""
-    if output.dtype != result.dtype:  # packed FP4 pairs in a uint8 container, or the reverse
-        byte = sys.modules["torch"].uint8 if is_torch_tensor(output) else np.uint8
-        output, result = output.view(byte), result.view(byte)
-    if is_torch_tensor(output):
-        with sys.modules["torch"].no_grad():
-            output.copy_(result)
-    else:
-        output[...] = result
-
-
 def _allocator(bound: Bound, spec: OutputSpec | None) -> Callable[[Any], Any] | None:
     """Return ``allocate(first_input)`` for a torch output, or ``None`` for one that is absent."""
     if spec is None:
         return None
     torch: Any = sys.modules["torch"]
     name, first = next(iter(bound.arrays.items()))
-    if spec.dtype == first.dtype and spec.shape == bound.given[name] and first.is_contiguous():
+    shape, stride = spec.place("torch")
+    is_row_major = stride == contiguous_stride(shape)
+    known = {"dtype": framework_dtype(spec.dtype, "torch"), "device": torch.device(str(bound.device))}
+    if spec.accumulate:
+        start = START[spec.accumulate]
+        return lambda _first: torch.empty_strided(shape, stride, **known).fill_(start)
+    if not is_row_major:
+        return lambda _first: torch.empty_strided(shape, stride, **known)
+    is_alike = spec.dtype == first.dtype and shape == bound.given[name] and name not in bound.transposed
+    if is_alike and first.is_contiguous():
         like: Callable[[Any], Any] = torch.empty_like  # half the cost of spelling it out
         return like
-    shape, empty = spec.shape, torch.empty
-    dtype, device = framework_dtype(spec.dtype, "torch"), torch.device(str(bound.device))
+    empty = torch.empty
+    dtype, device = known["dtype"], known["device"]
     return lambda _first: empty(shape, dtype=dtype, device=device)
+
+
+def _accumulating(bound: Bound) -> list[bool]:
+    """Return for each output whether a kernel adds to what it holds."""
+    return [spec is not None and bool(spec.accumulate) for spec in bound.outputs]
 
 
 def _picker(present: Sequence[bool]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -309,17 +251,39 @@ def _workspace(bound: Bound, shape: tuple[int, ...], dtype: str) -> Callable[[],
 
 
 def _presenters(contract: Contract, bound: Bound, form: Form) -> list[Presenter]:
-    """Return for each present operand how it is brought to the kernel's form, ``None`` for one that has it."""
-    given = [(desc.dtype, bound.given[name]) for name, desc in bound.arrays.items()]
-    given += [(spec.dtype, spec.shape) for spec in bound.outputs if spec is not None]
-    wanted = [shape for shape in form.inputs + form.outputs if shape is not None]
-    presenters = [_presenter(bound.framework, shape, *known) for shape, known in zip(wanted, given, strict=True)]
+    """Return for each operand of the kernel how it is brought to the kernel's form, ``None`` for one that has it."""
+    inputs = [
+        _presenter(bound.framework, shape, desc.dtype, bound.given[name], bound.transposed.get(name))
+        for (name, desc), shape in zip(bound.arrays.items(), _present(form.inputs), strict=True)
+    ]
+    outputs = [
+        None
+        if spec is None or shape is None
+        else _presenter(bound.framework, shape, spec.dtype, *_placed(bound, name, spec))
+        for name, spec, shape in zip(contract.output_names, bound.outputs, form.outputs, strict=True)
+    ]
+    accumulating = [presenter for presenter, there in zip(outputs, _accumulating(bound), strict=True) if there]
+    presenters = inputs + accumulating
+    presenters += [presenter for presenter, spec in zip(outputs, bound.outputs, strict=True) if spec is not None]
+    wanted = _present(form.inputs)
     numbers = {name: number for number, name in enumerate(bound.arrays)}
     for number in contract.mutated:
-        if (at := numbers.get(contract.input_names[number])) is not None:
-            presenters[at] = presenters[at] and _viewer(wanted[at], given[at][0])
+        if (at := numbers.get(name := contract.input_names[number])) is not None:
+            presenters[at] = presenters[at] and _viewer(wanted[at], bound.arrays[name].dtype)
             presenters.append(presenters[at])
     return presenters
+
+
+def _present(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...]]:
+    return [shape for shape in shapes if shape is not None]
+
+
+def _placed(bound: Bound, name: str, spec: OutputSpec) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the shape of an output, the caller's or a fresh one, and the order that makes it canonical."""
+    if name in bound.given:
+        return bound.given[name], bound.transposed.get(name)
+    shape, _ = spec.place(bound.framework)
+    return shape, inverse_order(spec.view) if shape != spec.shape else None
 
 
 def _viewer(shape: tuple[int, ...], dtype: str) -> Presenter:
@@ -327,22 +291,17 @@ def _viewer(shape: tuple[int, ...], dtype: str) -> Presenter:
     return lambda array: (array.view(sys.modules["torch"].uint8) if dtype in BYTES else array).view(shape)
 
 
-def _presenter(framework: str, shape: tuple[int, ...], dtype: str, given: tuple[int, ...]) -> Presenter:
+def _presenter(
+    framework: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    given: tuple[int, ...],
+    order: tuple[int, ...] | None = None,
+) -> Presenter:
+    if order is not None:
+        return lambda array: present(permuted(array, order), shape, dtype)
     if dtype not in BYTES:
         return None if shape == tuple(given) else lambda array: array.reshape(shape)
     if framework == "torch" and shape == tuple(given):
         return methodcaller("view", sys.modules["torch"].uint8)
     return lambda array: present(array, shape, dtype)
-
-
-def _canonical(bound: Bound, name: str, array: Any) -> Any:
-    shape = bound.arrays[name].shape
-    return array if shape == bound.given[name] else array.reshape(shape)
-
-
-def _quiet(framework: str) -> Any:
-    # A reference meets infinities and overflows by contract; gradients are the bridges' business.
-    if framework == "numpy":
-        return np.errstate(all="ignore")
-    torch = sys.modules.get("torch")
-    return torch.no_grad() if framework == "torch" and torch is not None else nullcontext()

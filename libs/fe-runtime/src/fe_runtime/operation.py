@@ -24,6 +24,7 @@ from .compile.toolchain import ToolchainError
 from .contract import Bound, Contract, bind
 from .errors import InvalidArgumentError, explain, renamed
 from .plan import Kernel, NoKernel, Plan, Target, check_backend, choose, fall_back
+from .reference import reference_call
 from .tensor_desc import TensorDesc
 from .tuple_dict import TupleDict, register_pytrees
 from .values import ValueCheck, with_value_check
@@ -241,7 +242,7 @@ class Operation:
             return None, lambda arrays: call_op(self, arrays, bound.options, backend)
         plan, run = load_kernel(self.plan(bound, backend), backend, launch.is_empty(bound))
         if plan.kernel is None:
-            return plan.missing, launch.reference_call(self, bound)
+            return plan.missing, reference_call(self, bound)
         return None, launch.kernel_call(self, bound, plan.kernel, run)
 
     def _prepare_jax(self, bound: Bound, backend: str, traced: bool) -> tuple[NoKernel | None, PreparedCall]:

@@ -71,9 +71,10 @@ class Form:
     compiled signature relates the extents of all operands as the contract does (one symbol for equal extents), so it
     rejects by itself every shape that the contract rejects.
 
-    A kernel's arguments are the present inputs, the present outputs, the mutated inputs once more, the scratch, the
-    scalars. It reads a mutated input from its first place and writes to its second one: the same memory in torch, in
-    JAX the result that takes over the input's buffer.
+    A kernel's arguments are the present inputs, the outputs that it accumulates into, the present outputs, the mutated
+    inputs once more, the scratch, the scalars. It reads a mutated input, and what an accumulating output holds so far,
+    from its first place and writes to its second one: the same memory in torch, in JAX the result that takes over the
+    input's buffer. Packed FP4 pairs are bytes, also in these shapes.
     """
 
     inputs: tuple[Shape | None, ...]

@@ -11,7 +11,10 @@ __all__ = [
     "canonicalize_unit_dim_strides",
     "contiguous_stride",
     "has_distinct_elements",
+    "has_order",
+    "inverse_order",
     "is_contiguous",
+    "ordered_stride",
     "resolve_view_shape",
     "stride_order_of",
     "unpack_fp4",
@@ -34,6 +37,35 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
         stride.append(reach)
         reach *= max(extent, 1)
     return tuple(reversed(stride))
+
+
+def inverse_order(order: Sequence[int]) -> tuple[int, ...]:
+    """Return the order of dimensions that undoes another one."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def ordered_stride(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Return the stride without gaps of an array whose dimensions lie in ``order``, outermost first; a zero extent
+    counts as one."""
+    steps = dict(zip(order, contiguous_stride([shape[dim] for dim in order]), strict=True))
+    return tuple(steps[dim] for dim in range(len(shape)))
+
+
+def has_order(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
+    """Return whether the dimensions lie in ``order``, outermost first: unit stride inside, no overlap, gaps or not.
+
+    Strides of extents of 1 do not count; an array without elements has every order.
+    """
+    if 0 in shape:
+        return True
+    reach = 0
+    for number, dim in enumerate(reversed(order)):
+        if shape[dim] == 1:
+            continue
+        if (stride[dim] != 1) if number == 0 else (stride[dim] <= reach):
+            return False
+        reach += (shape[dim] - 1) * stride[dim]
+    return True
 
 
 def has_distinct_elements(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -78,28 +110,32 @@ def canonicalize_unit_dim_strides(shape: Sequence[int], stride: Sequence[int]) -
 
 
 def unpack_fp4(
-    shape: Sequence[int], stride: Sequence[int], name: str = "tensor"
+    shape: Sequence[int], stride: Sequence[int], name: str = "tensor", packed: int | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the logical shape and stride of an array whose bytes hold two FP4 codes each.
 
     The codes of a byte are neighbours along the unit-stride dimension: its extent doubles, the strides of all other
-    dimensions double. Where several dimensions have unit stride, the one of largest extent is meant (the stride of
-    an extent-1 dimension says nothing), then the last.
+    dimensions double. ``packed`` is that dimension; where it is not given and several dimensions have unit stride, the
+    one of largest extent is meant (the stride of an extent-1 dimension says nothing), then the last.
 
     Raises
     ------
     InvalidArgumentError
-        No dimension has unit stride.
+        No dimension has unit stride, or the one that must have it has not.
 
     Source
     ------
     Contract of cuDNN Frontend OSS 1.32: runtime conventions, packed FP4.
     """
-    unit = [dim for dim, step in enumerate(stride) if step == 1]
-    if not unit:
+    if packed is None:
+        unit = [dim for dim, step in enumerate(stride) if step == 1]
+        packed = max(unit, key=lambda dim: (shape[dim], dim), default=None)
+        is_tight, which = packed is not None, "a unit-stride dimension"
+    else:
+        is_tight, which = stride[packed] == 1 or shape[packed] <= 1 or 0 in shape, f"unit stride in dimension {packed}"
+    if not is_tight:
         fix = "Two FP4 codes share a byte, so one dimension must be stored without gaps."
-        raise InvalidArgumentError(explain("packed FP4", name, "have a unit-stride dimension", f"{stride=}", fix))
-    packed = max(unit, key=lambda dim: (shape[dim], dim))
+        raise InvalidArgumentError(explain("packed FP4", name, f"have {which}", f"{stride=}", fix))
     logical_shape = tuple(2 * extent if dim == packed else extent for dim, extent in enumerate(shape))
     logical_stride = tuple(1 if dim == packed else 2 * step for dim, step in enumerate(stride))
     return logical_shape, logical_stride

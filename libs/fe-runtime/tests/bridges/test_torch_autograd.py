@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import fe_toy
+import fe_toy.front_door
 import numpy as np
 import pytest
 import torch
@@ -199,3 +201,12 @@ def test_gradients_are_checked_when_declared(change, text):
     gradient = Gradient(fe_toy.BACKWARD, **{**fields, **change})
     with pytest.raises(ValueError, match=text):
         gradient.check(fe_toy.OPERATION.contract)
+
+
+def test_calls_that_a_gradient_does_not_serve_run_on_detached_data(monkeypatch):
+    whole = fe_toy.front_door.OPERATION.gradient
+    only_half = replace(whole, applies=lambda dtypes: dtypes["x"] == "float16")
+    monkeypatch.setattr(fe_toy.front_door.OPERATION, "gradient", only_half)
+    assert fe_toy.scale_clamp(leaf(X).half())["y"].requires_grad
+    for function in (lambda x: fe_toy.scale_clamp(x)["y"], lambda x: torch.ops.fe_toy.scale_clamp(x)[0]):
+        assert not function(leaf(X)).requires_grad

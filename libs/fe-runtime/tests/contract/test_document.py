@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fe_dummy import CONTRACT
+from fe_storage import CONTRACT as STORAGE
 
 from fe_runtime.contract import Contract, Input
 from fe_runtime.contract.document import support_table
@@ -43,3 +44,11 @@ def test_empty_parts_are_left_out() -> None:
     assert len(text.splitlines()) == 3
     assert "a \\| b" in text
     assert "must" not in text
+
+
+def test_forms_of_storage_are_told() -> None:
+    text = support_table(STORAGE)
+    assert "| `x` | `(R, C)` | float32, float4_e2m1fn (packed pairs; also in uint8) |" in text
+    assert "| `scale` | `(T, R, 1)` or `(R, 1, T)` | float8_e8m0fnu, uint8, int8 |" in text
+    assert "| `factor` (optional) | `(1,)` or `(1, 1, ..., 1)` |" in text
+    assert "These follow from the other extents and the options: `T`." in text

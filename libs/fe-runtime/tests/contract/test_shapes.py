@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fe_runtime.contract import ANY_LAYOUT, CONTIGUOUS, UNIT_INNER, ShapePattern, merged_strides
+from fe_runtime.contract import ANY_LAYOUT, CONTIGUOUS, UNIT_INNER, ShapePattern, merged_strides, pitched
+from fe_runtime.strides import inverse_order, ordered_stride
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,7 @@ def test_a_matching_shape_binds_its_letters(text: str, shape: tuple[int, ...], d
         ("C", (5,), {"C": 6}, "C"),
         ("... C", (2, 3, 5), {"...": (2, 4)}, "..."),
         ("... C", (2, 3, 5), {"...": (6,), "C": 5}, "..."),
+        ("C 1*", (5, 1, 2), {}, "1*"),
     ],
 )
 def test_the_token_that_disagrees_is_named(text: str, shape: tuple[int, ...], known: dict, token: str) -> None:
@@ -49,19 +52,28 @@ def test_the_token_that_disagrees_is_named(text: str, shape: tuple[int, ...], kn
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks"), [("A B", {2}), ("...", {0, 1, 2, 3}), ("... C", {1, 2, 3}), ("B ... C 1", {3}), ("", {0})]
+    ("text", "ranks"),
+    [("1 1*", {1, 2, 3}), ("A B", {2}), ("...", {0, 1, 2, 3}), ("... C", {1, 2, 3}), ("B ... C 1", {3}), ("", {0})],
 )
 def test_ranks(text: str, ranks: set[int]) -> None:
     assert {rank for rank in range(4) if ShapePattern(text).fits_rank(rank)} == ranks
 
 
 def test_patterns_print_as_python_shapes() -> None:
-    assert [str(ShapePattern(text)) for text in ("C", "... C", "...", "A B 1")] == [
+    assert [str(ShapePattern(text)) for text in ("C", "... C", "...", "A B 1", "1 1*")] == [
         "(C,)",
         "(..., C)",
         "(...)",
         "(A, B, 1)",
+        "(1, 1, ..., 1)",
     ]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_any_number_of_ones(rank: int) -> None:
+    dims: dict[str, object] = {}
+    assert ShapePattern("C 1*").match((5, *[1] * (rank - 1)), dims) is None  # type: ignore[arg-type]
+    assert dims == {"C": 5}
 
 
 small_shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -144,3 +156,28 @@ def test_merged_strides(
     shape: tuple[int, ...], stride: tuple[int, ...], keep: int, merged: tuple[int, int] | None
 ) -> None:
     assert merged_strides(shape, stride, keep) == merged
+
+
+@given(strided(), st.randoms(use_true_random=False))
+def test_an_order_in_memory_means_distinct_increasing_offsets(
+    array: tuple[tuple[int, ...], tuple[int, ...]], random: Random
+) -> None:
+    shape, stride = array
+    order = list(range(len(shape)))
+    random.shuffle(order)
+    indices = itertools.product(*(range(shape[dim]) for dim in order))  # the last of the order moves fastest
+    offsets = [sum(i * stride[dim] for i, dim in zip(index, order, strict=True)) for index in indices]
+    grows = all(later > earlier for earlier, later in itertools.pairwise(offsets))
+    inner = not order or shape[order[-1]] == 1 or stride[order[-1]] == 1
+    assert pitched("", "", "", tuple(order)).holds(shape, stride) == (0 in shape or (grows and inner))
+
+
+@given(small_shapes, st.randoms(use_true_random=False))
+def test_ordered_strides_are_those_of_a_transposed_array(shape: tuple[int, ...], random: Random) -> None:
+    order = list(range(len(shape)))
+    random.shuffle(order)
+    array = np.empty([max(shape[dim], 1) for dim in order], np.int8).transpose(inverse_order(order))
+    assert array.shape == tuple(max(extent, 1) for extent in shape)
+    assert ordered_stride(shape, order) == array.strides
+    layout = pitched("", "", "", tuple(reversed(order)), tuple(order))
+    assert layout.order(shape, array.strides) in layout.orders

@@ -9,7 +9,18 @@ from cutlass import Float32, Int32, cute
 
 from fe_runtime.cute.activation import sigmoid, silu
 from fe_runtime.cute.arguments import fake_stream
-from fe_runtime.cute.convert import block_quotients, e2m1_word, e4m3_code, e4m3_pair, nvfp4_scale
+from fe_runtime.cute.convert import (
+    bf16_products,
+    block_quotients,
+    e2m1_to_bf16,
+    e2m1_word,
+    e4m3_code,
+    e4m3_pair,
+    e4m3_to_bf16,
+    e5m2_to_bf16,
+    e8m0_to_bf16,
+    nvfp4_scale,
+)
 
 THREADS = 256
 OUT = {"sigmoid": Float32, "silu": Float32, "nvfp4_scale": Float32, "quotient": Float32}
@@ -55,3 +66,38 @@ def one(block: str, values: list[Float32]) -> Any:
     if block == "quotient":
         return block_quotients([values[0]], values[1])[0]
     return {"sigmoid": sigmoid, "silu": silu, "nvfp4_scale": nvfp4_scale}[block](values[0])
+
+
+def build_widening(arch: str, block: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return a launcher of ``out[i, :] = block(codes[i])``, words of codes to words of two bf16."""
+
+    @cute.jit
+    def widen(codes: cute.Tensor, out: cute.Tensor, stream: Any) -> None:
+        blocks = cute.ceil_div(out.shape[0], THREADS)
+        widen_kernel(block, codes, out).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    count = cute.sym_int64()
+    codes = cute.runtime.make_fake_tensor(Int32, (count,), (1,), assumed_align=4)
+    words = 4 if block == "e2m1" else 2
+    out = cute.runtime.make_fake_tensor(Int32, (count, words), (words, 1), assumed_align=4)
+    return widen, (codes, out, fake_stream())
+
+
+@cute.kernel
+def widen_kernel(block: cutlass.Constexpr[str], codes: cute.Tensor, out: cute.Tensor) -> None:
+    thread, _, _ = cute.arch.thread_idx()
+    group, _, _ = cute.arch.block_idx()
+    i = group * THREADS + thread
+    if i < out.shape[0]:
+        for j, word in enumerate(WIDENING[block](codes[i])):
+            out[i, j] = word
+
+
+WIDENING = {
+    "e4m3_hardware": lambda codes: e4m3_to_bf16(codes, True),
+    "e4m3_software": lambda codes: e4m3_to_bf16(codes, False),
+    "e5m2": e5m2_to_bf16,
+    "e2m1": e2m1_to_bf16,
+    "e8m0": e8m0_to_bf16,
+    "product": lambda codes: [bf16_products(*e8m0_to_bf16(codes)), codes],  # low by high half of the codes
+}

@@ -14,6 +14,13 @@ from fe_runtime.arrays import Device, capability
 from fe_runtime.compile import KernelSpec, ToolchainError, resource_usage
 
 BLOCKS = ["e4m3_hardware", "e4m3_software", "e2m1", "nvfp4_scale", "quotient", "sigmoid", "silu"]
+WIDENING = {
+    "e4m3_hardware": ml_dtypes.float8_e4m3fn,
+    "e4m3_software": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+    "e8m0": ml_dtypes.float8_e8m0fnu,
+}
 RNG = np.random.default_rng(0)
 
 
@@ -36,6 +43,23 @@ def apply(block: str, x: np.ndarray[Any, Any], dtype: type[np.generic]) -> np.nd
     out = torch.empty(len(x), dtype=torch.float32 if dtype is np.float32 else torch.int32, device="cuda")
     run(torch.from_numpy(np.ascontiguousarray(x.reshape(len(x), -1))).cuda(), out)
     return np.asarray(out.cpu().numpy())
+
+
+def widen(block: str, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what a block makes of words of codes, as bits of bf16: a row for each word."""
+    torch = pytest.importorskip("torch")
+    arch = kernels.arch_for(capability(Device("cuda", 0)))
+    try:
+        run = kernels.load(widening_spec(block, arch))
+    except ToolchainError as error:
+        pytest.skip(f"the kernel is not stored, and {error}")
+    out = torch.empty((len(codes), 4 if block == "e2m1" else 2), dtype=torch.int32, device="cuda")
+    run(torch.from_numpy(codes.view(np.int32)).cuda(), out)
+    return np.asarray(out.cpu().numpy()).view(np.uint16)
+
+
+def widening_spec(block: str, arch: str) -> KernelSpec:
+    return KernelSpec.of("fe_test.widening", "block_kernels_for_tests:build_widening", arch, block=block)
 
 
 def patterns(count: int) -> np.ndarray[Any, Any]:
@@ -63,6 +87,43 @@ def midpoints(dtype: Any, codes: int) -> np.ndarray[Any, Any]:
 def test_blocks_compile_without_a_gpu(block: str, arch: str) -> None:
     (usage,) = resource_usage(spec(block, arch)).values()
     assert usage.frame_bytes == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("block", ["e4m3_software", "e5m2", "e2m1", "e8m0", "product"])
+def test_widening_compiles_without_a_gpu(block: str, arch: str) -> None:
+    (usage,) = resource_usage(widening_spec(block, arch)).values()
+    assert usage.frame_bytes == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", list(WIDENING))
+def test_every_code_becomes_bf16_exactly(block: str) -> None:
+    """In every position of a word, beside every other code."""
+    words = RNG.integers(0, 2**32, 100_000, np.uint64).astype(np.uint32)
+    codes = words.view(np.uint8)
+    if block == "e2m1":
+        codes = np.stack([codes & 15, codes >> 4], axis=1).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        want = codes.view(WIDENING[block]).astype(np.float32).astype(ml_dtypes.bfloat16)
+    got = widen(block, words).reshape(-1)
+    right = np.where(np.isnan(want), (got & 0x7FFF) > 0x7F80, got == want.view(np.uint16))
+    assert right.all(), np.unique(codes[~right])
+
+
+@pytest.mark.gpu
+def test_products_of_powers_of_two() -> None:
+    """Exact while normal, infinite above, NaN with NaN; below, rounded or flushed."""
+    low, high = (x.reshape(-1).astype(np.uint8) for x in np.meshgrid(np.arange(256), np.arange(256)))
+    words = np.stack([low, low, high, high], axis=1).reshape(-1).view(np.uint32)
+    e8m0 = ml_dtypes.float8_e8m0fnu
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = low.view(e8m0).astype(np.float32) * high.view(e8m0).astype(np.float32)
+        bits = want.astype(ml_dtypes.bfloat16).view(np.uint16)
+    got = widen("product", words)[:, 0]
+    right = np.where(np.isnan(want), (got & 0x7FFF) > 0x7F80, got == bits)
+    right |= (want < 2.0**-126) & (got == 0)
+    assert right.all(), np.unique(low[~right])
 
 
 @pytest.mark.gpu

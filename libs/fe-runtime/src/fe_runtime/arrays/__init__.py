@@ -1,6 +1,6 @@
 """Arrays of any framework: recognise, describe, allocate, and order on streams, without importing the framework."""
 
-from fe_runtime.arrays.allocation import allocate_byte_workspace, empty, pad_to_ndim, to_host_list
+from fe_runtime.arrays.allocation import allocate_byte_workspace, empty, pad_to_ndim, permuted, to_host_list
 from fe_runtime.arrays.description import describe, get_device, get_shape, get_strides, get_version
 from fe_runtime.arrays.devices import capability, cuda_is_available, device_guard, get_compute_capability, sm_count
 from fe_runtime.arrays.memory import alignment, byte_range, get_data_ptr, overlap
@@ -58,6 +58,7 @@ __all__ = [
     "on_stream",
     "overlap",
     "pad_to_ndim",
+    "permuted",
     "resolve_stream",
     "sm_count",
     "to_host_list",

@@ -11,7 +11,7 @@ from fe_runtime.dtypes import canonical_dtype, framework_dtype
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.tensor_desc import TensorDesc
 
-__all__ = ["allocate_byte_workspace", "empty", "pad_to_ndim", "to_host_list"]
+__all__ = ["allocate_byte_workspace", "empty", "pad_to_ndim", "permuted", "to_host_list"]
 
 
 def empty(framework: str, shape: Sequence[int], dtype: str, device: object) -> Any:
@@ -82,6 +82,11 @@ def pad_to_ndim(x: Any, ndim: int) -> Any:
         is_torch_like = isinstance(x, TensorDesc) or detect_framework(x) == "torch"
         x = x.unsqueeze(-1) if is_torch_like else x[..., None]
     return x
+
+
+def permuted(x: Any, order: Sequence[int]) -> Any:
+    """Return an array with its dimensions in another order: a view, in JAX a new array."""
+    return x.permute(order) if detect_framework(x) == "torch" else x.transpose(order)
 
 
 def _jax_zeros(shape: tuple[int, ...], dtype: str, device: object) -> Any:

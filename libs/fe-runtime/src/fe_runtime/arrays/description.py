@@ -18,7 +18,9 @@ _UNKNOWN = Device("unknown")
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}  # the two host kinds, device and managed memory
 
 
-def describe(x: object, name: str = "", interpret_uint8_as_fp4x2: bool = False) -> TensorDesc:
+def describe(
+    x: object, name: str = "", interpret_uint8_as_fp4x2: bool = False, packed: int | None = None
+) -> TensorDesc:
     """Return the metadata of an array; a descriptor passes through.
 
     Parameters
@@ -29,6 +31,8 @@ def describe(x: object, name: str = "", interpret_uint8_as_fp4x2: bool = False) 
         The argument's name, kept in the descriptor and used in errors.
     interpret_uint8_as_fp4x2
         Read ``uint8`` as pairs of FP4 codes. torch's ``float4_e2m1fn_x2`` is always read so.
+    packed
+        The dimension along which the pairs of a packed FP4 array lie; by default the one of stride 1.
 
     Returns
     -------
@@ -48,7 +52,7 @@ def describe(x: object, name: str = "", interpret_uint8_as_fp4x2: bool = False) 
     Contract of cuDNN Frontend OSS 1.32: runtime conventions, recognising and describing arrays.
     """
     if isinstance(x, TensorDesc):
-        return _pass_through(x, name, interpret_uint8_as_fp4x2)
+        return _pass_through(x, name, interpret_uint8_as_fp4x2, packed)
     framework = detect_framework(x)
     array = cast("Any", x)
     if framework == "torch":
@@ -67,7 +71,8 @@ def describe(x: object, name: str = "", interpret_uint8_as_fp4x2: bool = False) 
         raise InvalidArgumentError(explain("describe", name or "array", "have a known dtype", given, fix)) from error
     reinterpreted = interpret_uint8_as_fp4x2 and dtype == "uint8"
     if reinterpreted or dtype == "float4_e2m1fn_x2":
-        shape, stride = unpack_fp4(shape, stride, name or "array")
+        if packed is None or packed < len(shape):  # otherwise the rank is wrong, and its caller says so
+            shape, stride = unpack_fp4(shape, stride, name or "array", packed)
         dtype = "float4_e2m1fn"
     return make_desc(dtype, shape, stride, device, interpret=reinterpreted, name=name)
 
@@ -120,12 +125,14 @@ def get_version(x: object) -> int:
     return int(cast("Any", x)._version) if detect_framework(x) == "torch" else 0
 
 
-def _pass_through(desc: TensorDesc, name: str, interpret: bool) -> TensorDesc:
+def _pass_through(desc: TensorDesc, name: str, interpret: bool, packed: int | None) -> TensorDesc:
     # A descriptor of the stored bytes means the same as the array of these bytes.
     reinterpreted = interpret and desc.dtype == "uint8"
     name = desc.name or name
     if reinterpreted or desc.dtype == "float4_e2m1fn_x2":
-        shape, stride = unpack_fp4(desc.shape, desc.stride, name or "array")
+        shape, stride = desc.shape, desc.stride
+        if packed is None or packed < len(shape):
+            shape, stride = unpack_fp4(shape, stride, name or "array", packed)
         return make_desc("float4_e2m1fn", shape, stride, desc.device, interpret=reinterpreted, name=name)
     return desc if name == desc.name else desc.renamed(name)
 

@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fe_runtime.arrays import Device, alignment, describe, detect_framework, is_torch_tensor
-from fe_runtime.dtypes import bits
+from fe_runtime.dtypes import canonical_dtype
 from fe_runtime.errors import InvalidArgumentError, explain, renamed
-from fe_runtime.strides import stride_order_of
+from fe_runtime.strides import inverse_order, stride_order_of
 from fe_runtime.tensor_desc import TensorDesc
 
+from .alignment import MAX_ALIGNMENT, check_alignment, row_alignment
 from .declare import Contract, Input, OutputSpec
 from .options import any_of, check_option_kinds, check_option_values, short
-from .shapes import ANY_LAYOUT, CONTIGUOUS, Dims, Layout, ShapePattern
+from .shapes import CONTIGUOUS, UNITS, Dims, ShapePattern
 
-__all__ = ["Bound", "Sample", "bind", "check_writable", "is_writable", "row_alignment"]
-
-MAX_ALIGNMENT = 16
-"""Bytes of the widest load; a larger alignment makes no difference to any kernel."""
+__all__ = ["Bound", "Sample", "bind", "check_writable", "is_writable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,10 @@ class Sample:
     alignment: int
 
     @staticmethod
-    def of(operation: str, name: str, array: object) -> Sample:
+    def of(operation: str, name: str, array: object, pairs: int | None = None, container: bool = True) -> Sample:
         """Describe an array, a tracer, a :class:`TensorDesc` (taken as aligned) or a sample.
+
+        ``pairs``: the dimension of packed FP4 pairs; a ``uint8`` array is then a ``container`` of pairs.
 
         Raises
         ------
@@ -44,16 +44,24 @@ class Sample:
         """
         if isinstance(array, Sample):
             return array
+        reads = pairs is not None and container
         if isinstance(array, TensorDesc):
-            return Sample(describe(array, name), "descriptor", MAX_ALIGNMENT)
+            try:
+                return Sample(describe(array, name, reads, pairs), "descriptor", MAX_ALIGNMENT)
+            except InvalidArgumentError as error:
+                raise renamed(error, operation) from error
         framework = detect_framework(array)
         if framework == "unknown" and not hasattr(array, "__dlpack__"):
             given = f"{type(array).__name__} {short(array)}"
             raise TypeError(explain(operation, name, "be an array (torch, JAX or numpy)", given, _as_array(array)))
         try:
-            return Sample(describe(array, name), framework, alignment(array))
+            sample = Sample(describe(array, name, reads, pairs), framework, alignment(array))
         except (TypeError, InvalidArgumentError) as error:
             raise renamed(error, operation) from error
+        if pairs is not None and canonical_dtype(array.dtype) == "float4_e2m1fn":  # type: ignore[attr-defined]
+            rule, fix = "hold FP4 codes in pairs, two in a byte", "Pass fe_runtime.formats.pack_fp4 of it, as uint8."
+            raise InvalidArgumentError(explain(operation, name, rule, "one code per item", fix))
+        return sample
 
 
 @dataclass(slots=True)
@@ -64,7 +72,9 @@ class Bound:
     shape as it was passed. ``dims`` maps the contract's letters to extents, ``options`` the names to normalised
     values. ``alignments`` is the largest power of two up to 16 that divides each data pointer and each stride but the
     unit one, in bytes: every row starts at a multiple of it. ``pointers`` is that of the data pointers alone.
-    ``mutated`` names the present inputs that are written.
+    ``mutated`` names the present inputs that are written. ``transposed`` names the arrays that came as the view that
+    their declaration allows, with the order of dimensions that makes them canonical. Shape, dtype and stride of packed
+    FP4 pairs are those of the codes.
     """
 
     operation: str
@@ -78,6 +88,7 @@ class Bound:
     options: dict[str, object] = field(default_factory=dict)
     outputs: tuple[OutputSpec | None, ...] = ()
     mutated: tuple[str, ...] = ()
+    transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether the optional input was passed."""
@@ -133,7 +144,8 @@ def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, obj
 
     Notes
     -----
-    The order of the checks: Python kinds, ranks, shapes, strides, dtypes, frameworks and devices, option values, rules.
+    The order of the checks: Python kinds, ranks, shapes, strides, dtypes, frameworks and devices, alignments, option
+    values, rules, derived extents.
 
     Source
     ------
@@ -152,9 +164,11 @@ def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, obj
     _check_layouts(contract, bound)
     _check_dtypes(contract, bound)
     _bind_place(contract, bound, samples)
+    _check_alignments(contract, bound)
     bound.options = check_option_values(contract, bound.options)
     _resolve_options(contract, bound)
     _check_rules(contract, bound)
+    _check_derived(contract, bound)
     _bind_outputs(contract, bound)
     return bound
 
@@ -165,11 +179,13 @@ def _sample(bound: Bound, declared: Input, array: object) -> Sample | None:
             return None
         rule = "be an array (torch, JAX or numpy)"
         raise TypeError(explain(bound.operation, declared.name, rule, "None", "Pass the array."))
-    sample = Sample.of(bound.operation, declared.name, array)
+    sample = Sample.of(bound.operation, declared.name, array, declared.pairs)
     if declared.mutated:
         check_writable(bound.operation, declared.name, array)
-    bound.arrays[declared.name] = sample.desc
-    bound.given[declared.name] = tuple(sample.desc.shape)
+    desc = sample.desc
+    meant = declared.dtype_aliases.get(desc.dtype)
+    bound.arrays[declared.name] = desc if meant is None else replace(desc, dtype=meant)
+    bound.given[declared.name] = tuple(desc.shape)
     return sample
 
 
@@ -213,7 +229,10 @@ def _bind_shapes(contract: Contract, bound: Bound) -> None:
             dims = dict(bound.dims)
             if pattern.match(desc.shape, dims) is None:
                 bound.dims = dims
-                if number:
+                if number and declared.view and number == len(declared.also) + 1:
+                    bound.transposed[declared.name] = inverse = inverse_order(declared.view)
+                    bound.arrays[declared.name] = desc.permute(inverse)
+                elif number:
                     bound.arrays[declared.name] = _canonical_view(declared, pattern, desc, dims)
                 break
         else:
@@ -225,7 +244,7 @@ def _canonical_view(declared: Input, pattern: ShapePattern, desc: TensorDesc, di
     # so the strides of all other dimensions carry over. A unit dimension's stride is never used.
     canonical = ShapePattern(declared.shape)
     shape = canonical.shape(dims)
-    steps = iter([step for token, group in pattern.split(desc.stride) if token != "1" for step in group])
+    steps = iter([step for token, group in pattern.split(desc.stride) if token not in ("1", UNITS) for step in group])
     stride = tuple(
         desc.numel() if token == "1" else next(steps) for token, group in canonical.split(shape) for _ in group
     )
@@ -250,7 +269,8 @@ def _check_layouts(contract: Contract, bound: Bound) -> None:
         desc = bound.arrays.get(declared.name)
         if desc is None or declared.layout.holds(desc.shape, desc.stride):
             continue
-        given = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
+        shown = desc.permute(declared.view) if declared.name in bound.transposed else desc
+        given = f"shape {tuple(shown.shape)} with strides {tuple(shown.stride)}"
         text = explain(bound.operation, declared.name, declared.layout.rule, given, declared.layout.fix)
         raise contract.error("layout")(text)
 
@@ -290,6 +310,14 @@ def _bind_place(contract: Contract, bound: Bound, samples: Mapping[str, Sample])
             raise InvalidArgumentError(explain(bound.operation, name, rule, desc.device, "Move one of them."))
 
 
+def _check_alignments(contract: Contract, bound: Bound) -> None:
+    for declared in contract.inputs:
+        desc = bound.arrays.get(declared.name)
+        if desc is not None and declared.alignment > 1:
+            pointer = bound.pointers[declared.name]
+            check_alignment(bound, declared.name, desc, pointer, declared.layout, declared.alignment)
+
+
 def check_writable(operation: str, name: str, array: object) -> None:
     """Raise ``InvalidArgumentError`` for an array that cannot be written in place."""
     given = "" if is_writable(array) else "a read-only array"
@@ -304,29 +332,6 @@ def is_writable(array: object) -> bool:
     return bool(getattr(getattr(array, "flags", None), "writeable", True))
 
 
-def row_alignment(pointer: int, desc: TensorDesc, layout: Layout = CONTIGUOUS) -> int:
-    """Return the largest power of two that divides ``pointer`` and the bytes of every stride between runs.
-
-    A run is what a kernel reads side by side: the last dimension, or where the layout leaves it open the longest one
-    of stride 1. The stride of a single run counts too, though nobody steps along it: one row takes the kernel that
-    more rows of the same array would.
-    """
-    run = _run(desc, layout)
-    for number, step in enumerate(desc.stride):
-        if number == run or not isinstance(step, int) or not step:
-            continue  # a symbolic stride, while torch traces, says nothing
-        step_bytes = abs(step) * bits(desc.dtype) // 8
-        pointer = min(pointer, step_bytes & -step_bytes)
-    return pointer
-
-
-def _run(desc: TensorDesc, layout: Layout) -> int | None:
-    if layout is not ANY_LAYOUT:
-        return desc.ndim - 1
-    unit = [number for number, step in enumerate(desc.stride) if step == 1]
-    return max(unit, key=lambda number: desc.shape[number], default=None)
-
-
 def _resolve_options(contract: Contract, bound: Bound) -> None:
     for option in contract.options:
         if bound.options[option.name] is None and option.resolve is not None:
@@ -339,9 +344,31 @@ def _check_rules(contract: Contract, bound: Bound) -> None:
             raise rule.error(explain(bound.operation, rule.argument, rule.rule, rule.given(bound), rule.fix))
 
 
+def _check_derived(contract: Contract, bound: Bound) -> None:
+    """Check the letters that follow from others; name the first input that has one with another extent."""
+    known = dict(bound.dims)
+    for letter, extent in contract.derived.items():
+        if letter in known:
+            known[letter] = extent(bound)
+    wrong = [letter for letter, extent in known.items() if bound.dims[letter] != extent]
+    for declared in contract.inputs:
+        if bound.has(declared.name) and any(letter in declared.shape.split() for letter in wrong):
+            given = TensorDesc.of(bound.arrays[declared.name].dtype, bound.given[declared.name], device=bound.device)
+            bound.dims = known
+            raise _shape_error(contract, bound, declared, given)
+
+
 def _bind_outputs(contract: Contract, bound: Bound) -> None:
     bound.outputs = tuple(output.spec(bound) for output in contract.outputs)
     for output, spec in zip(contract.outputs, bound.outputs, strict=True):
-        if spec is not None:  # a fresh allocation is aligned; its rows are if their length is
-            fresh = TensorDesc.of(spec.dtype, spec.shape, device=bound.device)
-            bound.alignments[output.name] = row_alignment(MAX_ALIGNMENT, fresh)
+        if spec is None:
+            continue
+        # A fresh allocation is aligned; its rows are if their length is.
+        fresh = TensorDesc.of(spec.dtype, spec.shape, spec.stride, device=bound.device)
+        layout = spec.layout or CONTIGUOUS
+        bound.alignments[output.name] = row_alignment(MAX_ALIGNMENT, fresh, layout)
+        if spec.alignment > 1:
+            check_alignment(bound, output.name, fresh, MAX_ALIGNMENT, layout, spec.alignment)
+        if bound.framework == "jax" and 0 not in spec.shape and not CONTIGUOUS.holds(spec.shape, spec.stride):
+            rule, given = "have row-major results for JAX arrays", f"{output.name} with strides {spec.stride}"
+            raise InvalidArgumentError(explain(bound.operation, output.name, rule, given))

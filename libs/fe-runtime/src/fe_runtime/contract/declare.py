@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fe_runtime.errors import InvalidArgumentError
+from fe_runtime.strides import contiguous_stride, ordered_stride
 
-from .shapes import CONTIGUOUS, Layout, ShapePattern
+from .shapes import CONTIGUOUS, UNITS, Layout, ShapePattern
 
 if TYPE_CHECKING:
     from .bind import Bound
@@ -30,9 +31,21 @@ class Input:
     """One array argument.
 
     ``shape`` is the canonical pattern; ``also`` lists other accepted forms of the same elements (a trailing unit
-    dimension, say), which are viewed as the canonical one. The first form that agrees with the arguments before it
-    counts, so a ``...`` that is still open takes all leading dimensions. ``dtype_of`` names an earlier input whose
-    dtype this one must share. ``mutated``: the operation writes into it; it may overlap no other operand.
+    dimension, say; ``1*`` stands for any number of them), which are viewed as the canonical one. The first form that
+    agrees with the arguments before it counts, so a ``...`` that is still open takes all leading dimensions.
+    ``dtype_of`` names an earlier input whose dtype this one must share. ``mutated``: the operation writes into it; it
+    may overlap no other operand.
+
+    What the bytes of an array mean may depend on how it comes:
+
+    * ``view``: it may also come with the canonical dimensions in this order, as a view of the canonical array (in the
+      layout of that one). The reference and kernels get the canonical one.
+    * ``dtype_aliases``: dtypes that only stand for another one, ``{"uint8": "float8_e8m0fnu"}`` for scales as bytes.
+    * ``pairs``: the dimension along which FP4 codes are packed, two in a byte. ``float4_e2m1fn`` in ``dtypes`` then
+      means torch's ``float4_e2m1fn_x2`` or a ``uint8`` container; extents and strides are those of the codes.
+
+    ``alignment``: bytes of which the address of an array on a GPU is a multiple, and in a layout with gaps also, on
+    every device, the length and the distances of its runs.
     """
 
     name: str
@@ -44,16 +57,31 @@ class Input:
     dtype_of: str | None = None
     mutated: bool = False
     doc: str = ""
+    view: tuple[int, ...] = ()
+    dtype_aliases: Mapping[str, str] = field(default_factory=dict)
+    pairs: int | None = None
+    alignment: int = 1
 
     def __post_init__(self) -> None:
         for text in self.also:
             if _without_units(text) != _without_units(self.shape):
                 raise ValueError(f"{self.name}: the form {text!r} must be {self.shape!r} but for entries 1")
+        if UNITS in self.shape.split():
+            raise ValueError(f"{self.name}: only another form may have {UNITS!r}")
+        if self.view and sorted(self.view) != list(range(len(self.shape.split()))):
+            raise ValueError(f"{self.name}: view must be an order of the dimensions {self.shape!r}")
+        if self.mutated and (self.view or self.pairs is not None):
+            raise ValueError(f"{self.name}: an input that is written must come in its canonical form")
 
     @property
     def patterns(self) -> tuple[ShapePattern, ...]:
-        """The canonical pattern, then the other accepted ones."""
-        return tuple(ShapePattern(text) for text in (self.shape, *self.also))
+        """The canonical pattern, then the other accepted ones, last the view."""
+        return tuple(ShapePattern(text) for text in (self.shape, *self.also, *self._view_pattern))
+
+    @property
+    def _view_pattern(self) -> tuple[str, ...]:
+        tokens = self.shape.split()
+        return (" ".join(tokens[dim] for dim in self.view),) if self.view else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +115,45 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """Shape and dtype of one output of one call."""
+    """What one output of one call is.
+
+    ``shape`` and ``dtype`` are canonical: as the reference returns it and a kernel writes it. Packed FP4 pairs
+    (``float4_e2m1fn_x2``) count bytes; they lie along ``pairs``.
+
+    * ``order``: its dimensions in memory, outermost first; without it row-major.
+    * ``view``: torch gets the canonical array with its dimensions in this order; a caller's own array may have either
+      form.
+    * ``accumulate``: ``"add"`` or ``"max"``: a kernel adds to what the output holds, or raises it. A fresh output
+      starts at zero or minus infinity; the class form leaves what its caller put there. The reference returns the
+      result of the call alone.
+    * ``layout``: strides that a caller's own array may have; by default only those of ``order`` without gaps.
+    * ``alignment``: as for :class:`Input`.
+    * ``any_units``: a caller's own array may have any number of trailing ones.
+    * ``byte_aliases``: dtypes by which a caller's own array may call the same bytes.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    order: tuple[int, ...] = ()
+    view: tuple[int, ...] = ()
+    accumulate: str = ""
+    layout: Layout | None = None
+    alignment: int = 1
+    any_units: bool = False
+    byte_aliases: tuple[str, ...] = ()
+    pairs: int = -1
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Strides of a fresh canonical array."""
+        return ordered_stride(self.shape, self.order) if self.order else contiguous_stride(self.shape)
+
+    def place(self, framework: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return shape and strides in which a framework gets a fresh output."""
+        if framework != "torch" or not self.view:
+            return self.shape, self.stride
+        stride = self.stride
+        return tuple(self.shape[dim] for dim in self.view), tuple(stride[dim] for dim in self.view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +184,9 @@ class Contract:
 
     ``dynamic`` lists the dimension letters that may change between the executions of one compiled object. ``errors``
     names the exception class for each kind of violation of :data:`KINDS` that is not an ``InvalidArgumentError``.
-    An operation without outputs has mutated inputs.
+    ``derived`` computes the letters that follow from the other letters and the options, tiles for example; they are
+    checked last, when everything that they follow from is known to be right. An operation without outputs has mutated
+    inputs.
     """
 
     operation: str
@@ -131,6 +196,7 @@ class Contract:
     rules: tuple[Rule, ...] = ()
     dynamic: tuple[str, ...] = ("...",)
     errors: Mapping[str, type[Exception]] = field(default_factory=dict)
+    derived: Mapping[str, Callable[[Bound], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = set(self.errors) - set(KINDS)
@@ -173,4 +239,4 @@ class Contract:
 
 
 def _without_units(shape: str) -> list[str]:
-    return [token for token in shape.split() if token != "1"]
+    return [token for token in shape.split() if token not in ("1", UNITS)]

@@ -20,13 +20,18 @@ def support_table(contract: Contract) -> str:
     outputs = _table(("result", "meaning"), ((_code(output.name), output.doc) for output in contract.outputs))
     rules = "\n".join(f"* {_code(rule.argument)} must {_cell(rule.rule)}." for rule in contract.rules)
     dynamic = [_code(letter) for letter in contract.dynamic]
+    derived = ", ".join(_code(letter) for letter in contract.derived)
+    follow = f"These follow from the other extents and the options: {derived}." if derived else ""
     free = f"A compiled object accepts any {any_of(dynamic)}; everything else is fixed." if dynamic else ""
-    return "\n\n".join(part for part in (inputs, options, outputs, rules, free) if part) + "\n"
+    return "\n\n".join(part for part in (inputs, options, outputs, rules, follow, free) if part) + "\n"
 
 
 def _input_row(declared: Input) -> Sequence[str]:
     shapes = [_code(str(pattern)) for pattern in declared.patterns]
-    dtype = f"that of {_code(declared.dtype_of)}" if declared.dtype_of else ", ".join(declared.dtypes)
+    dtypes = [*declared.dtypes, *declared.dtype_aliases]
+    if declared.pairs is not None:
+        dtypes = [f"{name} (packed pairs; also in uint8)" if name == "float4_e2m1fn" else name for name in dtypes]
+    dtype = f"that of {_code(declared.dtype_of)}" if declared.dtype_of else ", ".join(dtypes)
     layout = declared.layout.rule.partition(" ")[2]
     name = _code(declared.name) + (" (optional)" if declared.optional else "")
     return name, any_of(shapes), dtype, layout, declared.doc

@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fe_runtime.strides import is_contiguous
+from fe_runtime.strides import has_order, is_contiguous
 
-__all__ = ["ANY_LAYOUT", "CONTIGUOUS", "UNIT_INNER", "Dims", "Layout", "ShapePattern", "merged_strides"]
+__all__ = ["ANY_LAYOUT", "CONTIGUOUS", "UNIT_INNER", "Dims", "Layout", "ShapePattern", "merged_strides", "pitched"]
 
 Dims = dict[str, int | tuple[int, ...]]
 """Dimension letter to extent; ``"..."`` maps to the tuple of leading extents."""
 
 BATCH = "..."
+UNITS = "1*"
 
 
 @dataclass(frozen=True, slots=True)
 class ShapePattern:
-    """A shape in dimension letters, integers and at most one ``...`` (any number of extents, also none).
+    """A shape in dimension letters, integers and at most one of ``...`` (any number of extents, also none) and ``1*``
+    (any number of ones).
 
     Examples
     --------
@@ -36,12 +38,16 @@ class ShapePattern:
 
     def fits_rank(self, rank: int) -> bool:
         """Whether an array of this rank can match."""
-        fixed = len(self.tokens) - (BATCH in self.tokens)
-        return rank >= fixed if BATCH in self.tokens else rank == fixed
+        fixed = len(self.tokens) - self._is_open
+        return rank >= fixed if self._is_open else rank == fixed
 
     def match(self, shape: Sequence[int], dims: Dims) -> str | None:
         """Bind letters to extents in ``dims``; return the first token that disagrees, or ``None``."""
         for token, group in self.split(shape):
+            if token == UNITS:
+                if any(extent != 1 for extent in group):
+                    return token
+                continue
             extent = group if token == BATCH else group[0]
             known = int(token) if token.isdigit() else dims.setdefault(token, extent)
             if known != extent:
@@ -49,37 +55,62 @@ class ShapePattern:
         return None
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
-        """Return the shape with every letter replaced by its extent."""
+        """Return the shape with every letter replaced by its extent, ``1*`` by one 1."""
         extents: list[int] = []
         for token in self.tokens:
-            extent = int(token) if token.isdigit() else dims[token]
+            extent = 1 if token == UNITS else int(token) if token.isdigit() else dims[token]
             extents.extend(extent if isinstance(extent, tuple) else (extent,))
         return tuple(extents)
 
     def __str__(self) -> str:
-        inner = ", ".join(self.tokens)
+        inner = ", ".join("1, ..., 1" if token == UNITS else token for token in self.tokens)
         return f"({inner},)" if len(self.tokens) == 1 and BATCH not in self.tokens else f"({inner})"
 
     def split(self, values: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
         """Return each token with the values (extents or strides, one per dimension) that belong to it."""
-        width = len(values) - len(self.tokens) + 1  # dimensions of the batch
+        width = len(values) - len(self.tokens) + 1  # dimensions of the batch, or ones
         groups: list[tuple[str, tuple[int, ...]]] = []
         at = 0
         for token in self.tokens:
-            stop = at + (width if token == BATCH else 1)
+            stop = at + (width if token in (BATCH, UNITS) else 1)
             groups.append((token, tuple(values[at:stop])))
             at = stop
         return groups
 
+    @property
+    def _is_open(self) -> bool:
+        return BATCH in self.tokens or UNITS in self.tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A named rule on strides (in elements). Extents of 1 and empty arrays satisfy every layout."""
+    """A named rule on strides (in elements). Extents of 1 and empty arrays satisfy every layout.
+
+    ``orders``: the orders of dimensions in memory, outermost first, that a layout with gaps accepts; see
+    :func:`pitched`.
+    """
 
     name: str
     rule: str
     fix: str
     holds: Callable[[Sequence[int], Sequence[int]], bool]
+    orders: tuple[tuple[int, ...], ...] = ()
+
+    def order(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+        """Return the first of ``orders`` that an array has; all of them fit one without elements."""
+        return next((order for order in self.orders if has_order(shape, stride, order)), ())
+
+
+def pitched(name: str, rule: str, fix: str, *orders: tuple[int, ...]) -> Layout:
+    """Return the layout of arrays whose dimensions lie in one of these orders, outermost first.
+
+    The innermost dimension has stride 1. Each other one may leave gaps (rows of any pitch), but nothing overlaps.
+    """
+
+    def holds(shape: Sequence[int], stride: Sequence[int]) -> bool:
+        return any(has_order(shape, stride, order) for order in orders)
+
+    return Layout(name, rule, fix, holds, orders)
 
 
 def _significant(shape: Sequence[int], stride: Sequence[int]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ it when it is imported. Each function states its formula and its error bound.
 | ``rows`` | how threads share a row, and how a row moves between memory and registers |
 | ``reduce`` | sums over a thread's registers, a warp, a block |
 | ``activation`` | sigmoid and SiLU |
-| ``convert`` | float32 to e4m3 and packed e2m1; NVFP4 scales and quotients |
+| ``convert`` | float32 to e4m3 and packed e2m1, codes to bf16; NVFP4 scales and quotients |
 | ``hadamard`` | the Walsh-Hadamard transform of sixteen values of two threads |
 | ``rounding`` | products, sums and conversions with one stated rounding each |
 | ``ring`` | pieces of operands copied to shared memory ahead of their turn |

@@ -1,4 +1,4 @@
-"""Matrix products of warp groups (wgmma, sm_90) with 16-bit operands in shared memory and float32 accumulators."""
+"""Matrix products of warp groups (wgmma, sm_90) with operands in shared memory and float32 accumulators."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WARP_GROUP = 128
 ROWS = 64
 """Rows of one instruction."""
 
-DEPTH = 16
-"""Depth of one instruction with 16-bit operands."""
+DEPTH_BYTES = 32
+"""Depth of one instruction, in bytes: 16 values of 16 bits, 32 of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,17 @@ class WarpGroupMma:
         a_depth_contiguous: bool = True,
         b_depth_contiguous: bool = True,
     ) -> WarpGroupMma:
-        """Return the product for operands of float16 or bfloat16, whose depth (K) is contiguous or not."""
-        operation = warpgroup.MmaF16BF16Op(
-            dtype,
-            Float32,
-            (ROWS, columns, DEPTH),
-            warpgroup.OperandSource.SMEM,
+        """Return the product for operands of 16 bits, or of 8 bits, whose depth (K) has to be contiguous."""
+        shape = (ROWS, columns, DEPTH_BYTES * 8 // dtype.width)
+        majors = (
             OperandMajorMode.K if a_depth_contiguous else OperandMajorMode.MN,
             OperandMajorMode.K if b_depth_contiguous else OperandMajorMode.MN,
         )
+        source = warpgroup.OperandSource.SMEM
+        if dtype.width == 16:
+            operation = warpgroup.MmaF16BF16Op(dtype, Float32, shape, source, *majors)
+        else:
+            operation = warpgroup.MmaF8Op(dtype, dtype, Float32, shape, source, *majors)
         overwriting, adding = (cute.make_tiled_mma(cute.make_mma_atom(operation)) for _ in range(2))
         overwriting.set(warpgroup.Field.ACCUMULATE, False)
         adding.set(warpgroup.Field.ACCUMULATE, True)

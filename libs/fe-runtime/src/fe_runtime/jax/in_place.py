@@ -54,6 +54,8 @@ def in_place_launch(
     index = bound.device.index or 0
     present = [number for number, name in enumerate(contract.input_names) if name in bound.arrays]
     again = [at for at, number in enumerate(present) if number in contract.mutated]
+    first = len(present)
+    held = [first + number for number, spec in enumerate(specs) if spec.accumulate]
 
     def launch(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
         operands = [operand for operand in (*arrays, *outputs) if operand is not None]
@@ -62,7 +64,14 @@ def in_place_launch(
             synchronize(bound.device)
         views = [BufferView(*known, index) for known in zip(operands, shapes, dtypes, strict=True)]
         scratch = [_workspace(operands[0], *known, index) for known in form.scratch]
-        run(*views, *[views[at] for at in again], *scratch, *scalars)
+        run(
+            *views[:first],
+            *[views[at] for at in held],
+            *views[first:],
+            *[views[at] for at in again],
+            *scratch,
+            *scalars,
+        )
         if wait:
             synchronize(bound.device)
 

@@ -20,9 +20,10 @@ from fe_runtime.compile.toolchain import ToolchainError
 from fe_runtime.contract import Bound
 from fe_runtime.device import Device
 from fe_runtime.dtypes import framework_dtype
-from fe_runtime.launch import BYTES, is_empty, reference_outputs
+from fe_runtime.launch import BYTES, START, is_empty
 from fe_runtime.operation import load_kernel
 from fe_runtime.plan import Kernel, Target
+from fe_runtime.reference import reference_outputs
 
 from .primitive import Call, mutated_inputs
 from .targets import bridge_problem, ffi_target
@@ -79,6 +80,10 @@ def _launch(call: Call, bound: Bound, kernel: Kernel, name: str, arrays: Sequenc
     results = [_buffer(shape, spec.dtype) for shape, spec in zip(_present(form.outputs), specs, strict=True)]
     mutated = mutated_inputs(call)
     aliases = {at: len(results) + number for number, at in enumerate(mutated)}
+    for number, spec in enumerate(specs):
+        if spec.accumulate:  # what it holds before is one more operand, whose buffer it takes over
+            aliases[len(operands)] = number
+            operands.append(jnp.full(results[number].shape, START[spec.accumulate], results[number].dtype))
     results += [jax.ShapeDtypeStruct(operands[at].shape, operands[at].dtype) for at in mutated]
     results += [_buffer(*known) for known in form.scratch]
     scalars = {scalar: _attribute(bound.options[scalar]) for scalar in form.scalars}

@@ -55,8 +55,12 @@ class Call:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether the operation has a gradient with these options."""
-        return self.operation.gradient is not None and not self.operation.is_inference_only(dict(self.options))
+        """Whether the operation has a gradient for these inputs and options."""
+        gradient = self.operation.gradient
+        if gradient is None or self.operation.is_inference_only(dict(self.options)):
+            return False
+        dtypes = [None if known is None else known[0] for known in self.inputs]
+        return gradient.serves(self.operation.contract.input_names, dtypes)
 
     def __str__(self) -> str:
         return self.operation.qualified_name

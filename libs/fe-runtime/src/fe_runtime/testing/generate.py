@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fe_runtime.contract import Bound, Contract, Input, Layout, Option, ShapePattern, bind
+from fe_runtime.contract.alignment import misalignment
 from fe_runtime.contract.shapes import BATCH, Dims
-from fe_runtime.dtypes import DTYPES
-from fe_runtime.strides import contiguous_stride
+from fe_runtime.dtypes import DTYPES, bits
+from fe_runtime.errors import InvalidArgumentError
+from fe_runtime.strides import contiguous_stride, ordered_stride
+from fe_runtime.tensor_desc import TensorDesc
 
 from .memory import NumpyArray, strided_array
 
@@ -67,10 +70,12 @@ def valid_calls(
     Calls that a rule between arguments forbids are drawn again; where a rule leaves few calls, say which extents suit
     it. A call that the contract rejects for any other reason is a fault of the contract and fails the test.
     """
+    from hypothesis import assume
     from hypothesis import strategies as st
 
     @st.composite
     def calls(draw: DrawFn) -> Call:
+        chosen = {option.name: draw(st.sampled_from(_values_of(option, options or {}))) for option in contract.options}
         sizes: Dims = {}
         dtypes: dict[str, str] = {}
         random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -79,13 +84,19 @@ def valid_calls(
             if declared.optional and not draw(st.booleans()):
                 arrays.append(None)
                 continue
+            _derive(contract, declared, sizes, chosen)
             shape = _draw_shape(draw, contract, declared, sizes, extents or {})
             partner = dtypes.get(declared.dtype_of or "")
-            dtype = dtypes[declared.name] = partner or draw(st.sampled_from(_arrays_of(declared.dtypes)))
-            stride = draw(st.sampled_from(strides_for(shape, declared.layout, negative_strides)))
-            contents = (values or default_values)(declared.name, shape, dtype, random)
-            arrays.append(strided_array(shape, stride, dtype, contents))
-        chosen = {option.name: draw(st.sampled_from(_values_of(option, options or {}))) for option in contract.options}
+            dtype = dtypes[declared.name] = partner or draw(st.sampled_from(_dtypes_of(declared)))
+            aligned = _strides_of(declared, shape, dtype, negative_strides)
+            assume(aligned)
+            stride = draw(st.sampled_from(aligned))
+            stored = draw(st.sampled_from(_stored_as(declared, dtype)))
+            shape, stride = _in_bytes(declared, dtype, shape, stride)
+            contents = (values or default_values)(declared.name, shape, stored, random)
+            array = strided_array(shape, stride, stored, contents)
+            as_view = bool(declared.view) and draw(st.sampled_from((False, True)))
+            arrays.append(array.transpose(declared.view) if as_view else array)
         return _follow_rules(contract, Call(tuple(arrays), chosen))
 
     return calls()
@@ -104,9 +115,15 @@ def default_values(name: str, shape: tuple[int, ...], dtype: str, random: np.ran
     return random.standard_normal(shape)
 
 
-def strides_for(shape: Sequence[int], layout: Layout, negative: bool = False) -> list[tuple[int, ...]]:
-    """Return the strides that are tried for a shape and satisfy a layout, the contiguous one first."""
+def strides_for(shape: Sequence[int], layout: Layout, negative: bool = False, step: int = 8) -> list[tuple[int, ...]]:
+    """Return the strides that are tried for a shape and satisfy a layout, the contiguous one first.
+
+    ``step``: elements by which the pitch of a layout with gaps grows.
+    """
     tried = dict.fromkeys([contiguous_stride(shape), *_other_strides(tuple(shape), negative)])
+    for order in layout.orders:
+        gaps = tuple(extent + (step if dim == order[-1] else 0) for dim, extent in enumerate(shape))
+        tried |= dict.fromkeys([ordered_stride(shape, order), ordered_stride(gaps, order)])
     return [stride for stride in tried if layout.holds(shape, stride)]
 
 
@@ -145,7 +162,8 @@ def _draw_shape(
         else:
             default = (0, *EXTENTS) if token in contract.dynamic else EXTENTS
             sizes[token] = draw(st.sampled_from(tuple(extents.get(token, default))))
-    shape: tuple[int, ...] = draw(st.sampled_from([pattern.shape(sizes) for pattern in declared.patterns]))
+    forms = [ShapePattern(text).shape(sizes) for text in (declared.shape, *declared.also)]
+    shape: tuple[int, ...] = draw(st.sampled_from(forms))
     return shape if _means(declared, shape, sizes) else ShapePattern(declared.shape).shape(sizes)
 
 
@@ -157,8 +175,45 @@ def _means(declared: Input, shape: tuple[int, ...], sizes: Dims) -> bool:
     return all(sizes[letter] == extent for letter, extent in dims.items())
 
 
-def _arrays_of(dtypes: Sequence[str]) -> list[str]:
-    return [name for name in dtypes if name in DTYPES and not name.startswith("float4")] or list(dtypes)
+def _dtypes_of(declared: Input) -> list[str]:
+    packs = declared.pairs is not None
+    found = [name for name in declared.dtypes if name in DTYPES and (packs or not name.startswith("float4"))]
+    return found or list(declared.dtypes)
+
+
+def _stored_as(declared: Input, dtype: str) -> list[str]:
+    """Return the dtypes of numpy arrays that mean ``dtype``."""
+    if dtype == "float4_e2m1fn":
+        return ["uint8"]
+    return [dtype, *(alias for alias, meant in declared.dtype_aliases.items() if meant == dtype)]
+
+
+def _strides_of(declared: Input, shape: tuple[int, ...], dtype: str, negative: bool) -> list[tuple[int, ...]]:
+    """Return strides that are as the declaration wants them, also in bytes."""
+    tried = strides_for(shape, declared.layout, negative, max(8, 8 * declared.alignment // bits(dtype)))
+    if dtype == "float4_e2m1fn":
+        tried = [s for s in tried if s[declared.pairs or 0] == 1 and shape[declared.pairs or 0] % 2 == 0]
+    descs = (TensorDesc.of(dtype, shape, stride) for stride in tried)
+    return [desc.stride for desc in descs if misalignment(desc, declared.layout, declared.alignment) is None]
+
+
+def _in_bytes(
+    declared: Input, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides of the array that holds the elements: packed pairs count as one."""
+    if dtype != "float4_e2m1fn":
+        return shape, stride
+    packed = declared.pairs
+    return (
+        tuple(extent // 2 if dim == packed else extent for dim, extent in enumerate(shape)),
+        tuple(step if dim == packed else step // 2 for dim, step in enumerate(stride)),
+    )
+
+
+def _derive(contract: Contract, declared: Input, sizes: Dims, options: dict[str, object]) -> None:
+    for letter in declared.shape.split():
+        if letter in contract.derived:
+            sizes[letter] = contract.derived[letter](Bound(contract.operation, dims=sizes, options=options))
 
 
 def _values_of(option: Option, given: Mapping[str, Sequence[object]]) -> list[object]:
@@ -186,6 +241,11 @@ def _near(option: Option) -> list[object]:
 def _follow_rules(contract: Contract, call: Call) -> Call:
     from hypothesis import assume
 
-    bound: Bound = bind(replace(contract, rules=()), call.arrays, call.options)
+    bound: Bound = bind(replace(contract, rules=(), outputs=()), call.arrays, call.options)
     assume(all(rule.holds(bound) for rule in contract.rules))
+    try:
+        bind(contract, call.arrays, call.options)
+    except InvalidArgumentError:  # a result that cannot be aligned
+        assume(not any(spec is not None and spec.alignment > 1 for spec in (o.spec(bound) for o in contract.outputs)))
+        raise
     return call

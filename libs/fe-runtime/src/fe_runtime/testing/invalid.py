@@ -129,8 +129,10 @@ def _bad_arrays(contract: Contract, bound: Bound, example: Call, at: int, declar
     for stride in _bad_strides(declared, array.shape):
         broken = strided_array(array.shape, stride, canonical_dtype(array.dtype), array)
         yield f"strides{stride}".replace(" ", ""), broken, contract.error("layout")
+    tight = contiguous_stride(array.shape)
     for dtype in _bad_dtypes(bound, declared):
-        yield dtype, strided_array(array.shape, contiguous_stride(array.shape), dtype), contract.error("dtype")
+        stride = tuple(step // array.itemsize for step in array.strides) if declared.layout.orders else tight
+        yield dtype, strided_array(array.shape, stride, dtype), contract.error("dtype")
     if "torch" in sys.modules and any(other is not None for other in example.arrays[:at]):
         yield "framework", to_framework(array, "torch"), InvalidArgumentError
 
@@ -140,11 +142,14 @@ def _bad_shapes(
 ) -> Iterator[Bad]:
     """Yield the array with each extent raised by one that an earlier argument, or a number, fixes."""
     earlier = {token for other in contract.inputs[:at] if bound.has(other.name) for token in other.shape.split()}
+    earlier |= set(contract.derived)
     known: Dims = {letter: extent for letter, extent in bound.dims.items() if letter in earlier}
     for axis in range(array.ndim):
         shape = (*array.shape[:axis], array.shape[axis] + 1, *array.shape[axis + 1 :])
         fits = (p for p in declared.patterns if p.fits_rank(len(shape)))
-        if all(pattern.match(shape, dict(known)) is not None for pattern in fits):
+        packed = declared.pairs if bound.dtype(declared.name) == "float4_e2m1fn" else None
+        meant = tuple(2 * extent if dim == packed else extent for dim, extent in enumerate(shape))
+        if all(pattern.match(meant, dict(known)) is not None for pattern in fits):
             yield f"extent{axis}", np.zeros(shape, array.dtype), contract.error("shape")
 
 
@@ -162,9 +167,10 @@ def _bad_strides(declared: Input, shape: tuple[int, ...]) -> Iterator[tuple[int,
 def _bad_dtypes(bound: Bound, declared: Input) -> Iterator[str]:
     partner = bound.dtype(declared.dtype_of) if declared.dtype_of else None
     for dtype in DTYPES:
-        if dtype.startswith("float4"):  # numpy has no packed pairs
+        if dtype.startswith("float4") or (dtype == "uint8" and declared.pairs is not None):  # numpy's packed pairs
             continue
-        if dtype not in declared.dtypes or (partner is not None and dtype != partner):
+        meant = declared.dtype_aliases.get(dtype, dtype)
+        if meant not in declared.dtypes or (partner is not None and meant != partner):
             yield dtype
 
 

@@ -14,7 +14,10 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import Function, _SingleLevelFunction
 
+from fe_runtime.arrays import alignment, describe, is_plain_torch_tensor
+from fe_runtime.contract.alignment import misalignment
 from fe_runtime.errors import NotSupportedError, explain
+from fe_runtime.strides import inverse_order
 
 if TYPE_CHECKING:
     from fe_runtime.contract import Input
@@ -46,7 +49,7 @@ def differentiable(
         rule = "not require a gradient: the operation is for inference only"
         fix = "Call it under torch.no_grad() or pass detached tensors."
         raise RuntimeError(explain(operation.name, name, rule, "requires_grad=True", fix))
-    if operation.gradient is None:
+    if not _has_gradient(operation, arrays):
         return _Once.apply(run, operation, *arrays) if needed and _state.in_backward else run(arrays)
     if _has_tangent(arrays):
         raise _no_derivative(operation, "forward-mode derivative", "Use reverse mode: backward or torch.func.grad.")
@@ -54,6 +57,13 @@ def differentiable(
         return run(arrays)
     outputs: tuple[Any, ...] = _function(operation).apply(run, operation, options, backend, *arrays)
     return outputs
+
+
+def _has_gradient(operation: Operation, arrays: Sequence[Any]) -> bool:
+    gradient = operation.gradient
+    if gradient is None or gradient.applies is None:
+        return gradient is not None
+    return gradient.serves(operation.contract.input_names, [None if x is None else x.dtype for x in arrays])
 
 
 class _OneLevel(_SingleLevelFunction):  # type: ignore[misc]
@@ -162,11 +172,22 @@ def as_tuple(outputs: Any) -> tuple[Any, ...]:
 def _incoming(declared: Input, grad: Any, made: tuple[Any, Any, Any] | None) -> Any:
     """Return the gradient of an output as the backward operation takes it: dense, ``None`` only where it may be."""
     if grad is not None:
-        return grad if declared.layout.holds(grad.shape, grad.stride()) else grad.contiguous()
+        return _laid_out(declared, grad)
     if made is None or declared.optional:
         return None
     shape, dtype, device = made
-    return torch.zeros(shape, dtype=dtype, device=device)
+    return _laid_out(declared, torch.zeros(shape, dtype=dtype, device=device))
+
+
+def _laid_out(declared: Input, grad: Any) -> Any:
+    """Return a gradient with strides that the backward operation takes."""
+    layout, wanted = declared.layout, declared.alignment
+    if layout.holds(grad.shape, grad.stride()):
+        starts_well = wanted == 1 or not is_plain_torch_tensor(grad) or alignment(grad) >= wanted
+        if starts_well and misalignment(describe(grad), layout, wanted) is None:
+            return grad
+    order = layout.orders[0] if layout.orders else tuple(range(grad.ndim))
+    return grad.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
 
 
 def _outgoing(names: Sequence[str], found: Mapping[str, Any], shapes: Sequence[Any]) -> Iterator[Any]:

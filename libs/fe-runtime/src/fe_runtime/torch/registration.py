@@ -16,7 +16,7 @@ from .autograd import as_tuple, differentiable
 from .vmap import vmap_rule
 
 if TYPE_CHECKING:
-    from fe_runtime.contract import Contract, Option
+    from fe_runtime.contract import Contract, Option, OutputSpec
     from fe_runtime.operation import Operation
 
 __all__ = ["register", "schema", "split_arguments"]
@@ -32,7 +32,7 @@ def register(operation: Operation) -> None:
         if name in _libraries:
             _libraries.pop(name)._destroy()
         library = _libraries[name] = Library(operation.library, "FRAGMENT")
-        library.define(operation.name + schema(operation.contract), tags=(torch.Tag.pt2_compliant_tag,))
+        library.define(operation.name + schema(operation.contract), tags=_tags(operation.contract))
         operation.torch_op = getattr(getattr(torch.ops, operation.library), operation.name).default
         library.impl(operation.name, _kernel(operation), "CompositeExplicitAutograd")
         register_fake(name, _fake_kernel(operation), lib=library)
@@ -67,6 +67,13 @@ def split_arguments(
     missing = len(contract.inputs) - len(arguments)
     options = {option.name: keywords.get(option.name, option.default) for option in contract.options}
     return (*arguments, *([None] * missing)), options, keywords.get("backend", "auto")
+
+
+def _tags(contract: Contract) -> tuple[torch.Tag, ...]:
+    """Return the op's tags; strides that mean something must reach it as they are when a program is compiled."""
+    exact = getattr(torch.Tag, "needs_exact_strides", None)  # torch >= 2.7
+    has_meaning = any(declared.layout.orders or declared.view for declared in contract.inputs)
+    return (torch.Tag.pt2_compliant_tag, *([exact] if has_meaning and exact is not None else []))
 
 
 def _tensor(contract: Contract, number: int) -> str:
@@ -114,9 +121,16 @@ def _fake_kernel(operation: Operation) -> Callable[..., Any]:
         check_backend(operation.name, backend)
         device = next(array.device for array in arrays if array is not None)
         outputs = tuple(
-            None if spec is None else torch.empty(spec.shape, dtype=framework_dtype(spec.dtype, "torch"), device=device)
-            for spec in operation.bind(arrays, options).outputs
+            None if spec is None else _fake(spec, device) for spec in operation.bind(arrays, options).outputs
         )
         return _result(outputs)
 
     return fake_kernel
+
+
+def _fake(spec: OutputSpec, device: Any) -> Any:
+    dtype = framework_dtype(spec.dtype, "torch")
+    if not spec.order and not spec.view:
+        return torch.empty(spec.shape, dtype=dtype, device=device)
+    shape, stride = spec.place("torch")
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
