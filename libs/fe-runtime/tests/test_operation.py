@@ -53,6 +53,21 @@ def test_the_result_reads_like_a_dict_and_unpacks_like_a_tuple() -> None:
     assert total is result["total"]
 
 
+def test_the_reference_runs_outside_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast torch would make 16-bit products of the fp32 ones that a reference means."""
+    seen = []
+
+    def spy(*arrays: Any, **options: Any) -> Any:
+        seen.append((torch.is_autocast_enabled("cpu"), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype))
+        return reference(*arrays, **options)
+
+    monkeypatch.setattr(OPERATION, "run_reference", spy)
+    with torch.autocast("cpu", torch.bfloat16):
+        scale_rows(*tensors(3))
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [(False, torch.float32)]
+
+
 def test_an_output_that_is_not_produced_is_none() -> None:
     y, total = scale_rows(X, W, total=False)
     assert y.shape == X.shape

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def reference_outputs(operation: Operation, bound: Bound, arrays: Sequence[Any])
     canonical = [
         None if array is None else _canonical(bound, name, array) for name, array in zip(names, arrays, strict=True)
     ]
-    with _quiet(bound.framework):
+    with _quiet(bound.framework, bound.device.type):
         results = tuple(operation.run_reference(*canonical, **bound.options))
     views = [spec is not None and spec.view for spec in bound.outputs]
     if not any(views):
@@ -137,9 +137,16 @@ def _write_mutated(operation: Operation, arrays: Sequence[Any], results: Sequenc
             copy_into(array, result.reshape(array.shape))
 
 
-def _quiet(framework: str) -> Any:
-    # A reference meets infinities and overflows by contract; gradients are the bridges' business.
+@contextmanager
+def _quiet(framework: str, device: str) -> Iterator[None]:
+    """Let a reference compute what it says: it meets infinities by contract, gradients are the bridges' business, and
+    under autocast its fp32 products would be 16-bit ones."""
+    torch: Any = sys.modules.get("torch")
     if framework == "numpy":
-        return np.errstate(all="ignore")
-    torch = sys.modules.get("torch")
-    return torch.no_grad() if framework == "torch" and torch is not None else nullcontext()
+        with np.errstate(all="ignore"):
+            yield
+    elif framework == "torch" and torch is not None:
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+    else:
+        yield

@@ -69,3 +69,15 @@ def test_e8m0_in_every_place(place: int) -> None:
 def test_byte_of_each() -> None:
     words = [0x03020100, 0x13121110, 0x23222120, -0x0C0D0E10]
     assert convert.byte_of_each(words, 2) == (0xF2221202 + 2**31) % 2**32 - 2**31
+
+
+def test_e2m1_as_e4m3() -> None:
+    """Eight codes in a word, in every place: 2^-6 of their values, those with even numbers first."""
+    for first in range(16):
+        codes = [(first + i) % 16 for i in range(8)]
+        word = sum(code << 4 * i for i, code in enumerate(codes))
+        even, odd = convert.e2m1_as_e4m3(word)
+        found = np.array([even & 0xFFFFFFFF, odd & 0xFFFFFFFF], np.uint32).view(ml_dtypes.float8_e4m3fn)
+        want = np.array([*codes[0::2], *codes[1::2]], np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        assert (found.astype(np.float32) * 64 == want).all()
+        assert (np.signbit(found.astype(np.float32)) == np.signbit(want)).all()

@@ -57,3 +57,11 @@ def test_constants_are_not_turned_into_reciprocals() -> None:
     third, n = np.float32(1 / 3), np.float32(3.3)
     got = jax.jit(lambda v: _xla_float.multiply(_xla_float.multiply(v, third), n))(x)
     np.testing.assert_array_equal(np.asarray(got), (x * third) * n)
+
+
+def test_no_dtype_is_left_to_promotion() -> None:
+    a, b = (array[:5000] for array in CASES["any"])
+    with jax.numpy_dtype_promotion("strict"):
+        results = _xla_float.multiply(a, b), _xla_float.divide(a, b)
+    for result, want in zip(results, (_xla_float.multiply(a, b), _xla_float.divide(a, b)), strict=True):
+        np.testing.assert_array_equal(np.asarray(result).view(np.uint32), np.asarray(want).view(np.uint32))

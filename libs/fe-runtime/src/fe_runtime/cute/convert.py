@@ -11,14 +11,20 @@ __all__ = [
     "bf16_products",
     "block_quotients",
     "byte_of_each",
+    "e2m1_as_e4m3",
     "e2m1_to_bf16",
     "e2m1_unordered",
     "e2m1_word",
     "e4m3_code",
     "e4m3_pair",
     "e4m3_to_bf16",
+    "e4m3_to_f16",
     "e5m2_to_bf16",
+    "e5m2_to_f16",
     "e8m0_to_bf16",
+    "e8m0_to_f32",
+    "f16_products",
+    "f16_values",
     "nvfp4_scale",
 ]
 
@@ -118,6 +124,28 @@ def e4m3_to_bf16(codes: Int32, hardware: bool) -> tuple[Int32, Int32]:
     return low, high
 
 
+def e4m3_to_f16(codes: Int32) -> tuple[Int32, Int32]:
+    """Return four e4m3 codes, the first in the lowest byte, as two words of two float16; exact (sm_89)."""
+    low, high = (_e4m3_to_f16(Uint16(half)) for half in (codes, codes >> 16))
+    return low, high
+
+
+def e5m2_to_f16(codes: Int32) -> tuple[Int32, Int32]:
+    """Return the values of four e5m2 codes, as :func:`e4m3_to_f16`: a code is the upper byte of a float16."""
+    low, high = (Int32(cute.arch.prmt(codes, 0, order)) for order in (_LOW_BYTES, _HIGH_BYTES))
+    return low, high
+
+
+def e2m1_as_e4m3(codes: Int32) -> tuple[Int32, Int32]:
+    """Return eight e2m1 codes, the first in the lowest nibble, as two words of e4m3 codes of 2^-6 of their values.
+
+    The first word has the codes with even numbers. Exponent and mantissa are only moved to where e4m3 has them; 0.5
+    becomes a subnormal number.
+    """
+    even, odd = (word & _TOP_BITS | (word >> 2) & 0x1C1C1C1C for word in (codes << 4, codes))
+    return even, odd
+
+
 def e5m2_to_bf16(codes: Int32) -> tuple[Int32, Int32]:
     """Return the values of four e5m2 codes, as :func:`e4m3_to_bf16`: a code is the upper byte of a float16."""
     low, high = (_f16_to_bf16(Int32(cute.arch.prmt(codes, 0, order))) for order in (_LOW_BYTES, _HIGH_BYTES))
@@ -169,6 +197,24 @@ def e8m0_to_bf16(codes: Int32) -> tuple[Int32, Int32]:
         return exponent | ((flags >> 9) & 0x00400040)
 
     return pair(_LOW_BYTES), pair(_HIGH_BYTES)
+
+
+def e8m0_to_f32(code: Int32) -> Float32:
+    """Return the value of an e8m0 code; 255 is NaN."""
+    special = Int32((code == 0) | (code == 255))  # 2^-127 is a subnormal number
+    return Float32(((code << _MANTISSA_BITS) | (special << (_MANTISSA_BITS - 1))).bitcast(Float32))
+
+
+def f16_products(a: Int32, b: Int32 | int) -> Int32:
+    """Return the products of two words of two float16, rounded once to nearest even."""
+    b = _in_register(b) if isinstance(b, int) else b
+    return cute.arch.inline_ptx("mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[a, b])
+
+
+def f16_values(pair: Int32) -> tuple[Float32, Float32]:
+    """Return two float16 values as float32."""
+    low, high = (Uint16(half).bitcast(Float16).to(Float32) for half in (pair, pair >> 16))
+    return low, high
 
 
 def bf16_products(a: Int32, b: Int32 | int) -> Int32:
@@ -232,7 +278,7 @@ def _e4m3_to_f16(pair: Uint16) -> Int32:
 
 def _f16_to_bf16(pair: Int32) -> Int32:
     """Return two float16 values that bf16 holds too: through float32, whose upper half is then all there is."""
-    low, high = (Uint16(half).bitcast(Float16).to(Float32).bitcast(Int32) for half in (pair, pair >> 16))
+    low, high = (value.bitcast(Int32) for value in f16_values(pair))
     return Int32(cute.arch.prmt(low, high, 0x7632))
 
 

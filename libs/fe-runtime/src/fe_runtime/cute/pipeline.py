@@ -46,15 +46,15 @@ class Ring:
         return cls(barriers, barriers + slots, slots)
 
     @cute.jit
-    def initialise(self, readers: int) -> None:
+    def initialise(self, readers: int, writers: int = 1) -> None:
         """Set the barriers up; called by one warp.
 
-        ``readers`` is the number of arrivals that empty a slot. A fence and a barrier over the block (the cluster)
-        must follow before any other use.
+        ``readers`` is the number of arrivals that empty a slot, ``writers`` of those that fill it, the announcement of
+        bytes among them. A fence and a barrier over the block (the cluster) must follow before any other use.
         """
         with cute.arch.elect_one():
             for i in range(self.slots):
-                cute.arch.mbarrier_init(self.full + i, 1)
+                cute.arch.mbarrier_init(self.full + i, writers)
                 cute.arch.mbarrier_init(self.empty + i, readers)
 
     @cute.jit

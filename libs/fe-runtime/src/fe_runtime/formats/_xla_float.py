@@ -29,7 +29,7 @@ def multiply(a: Array, b: Array | float) -> Array:
     high, low = jnp.where(short, high << 1 | low >> 23, high), jnp.where(short, low << 1 & 0xFFFFFF, low)
     exponent = exp_a + exp_b - 127 + jnp.where(short, 0, 1)
     sticky = (low & 0x1FFFFF) != 0
-    result = _round(exponent, high << 3 | low >> 21 | sticky)
+    result = _round(exponent, high << 3 | low >> 21 | _bit(sticky))
     infinite = (mag_a == _INFINITY) | (mag_b == _INFINITY)
     zero = (mag_a == 0) | (mag_b == 0)
     return _assemble(sign, result, infinite, zero, nan=_any_nan(mag_a, mag_b) | (infinite & zero))
@@ -46,9 +46,9 @@ def divide(a: Array, b: Array | float) -> Array:
         rest = rest << 1
         fits = rest >= sig_b
         rest = jnp.where(fits, rest - sig_b, rest)
-        quotient = quotient << 1 | fits
+        quotient = quotient << 1 | _bit(fits)
     exponent = exp_a - exp_b + 127 - jnp.where(short, 1, 0)
-    result = _round(exponent, quotient | (rest != 0))
+    result = _round(exponent, quotient | _bit(rest != 0))
     both_zero, both_infinite = (mag_a | mag_b) == 0, (mag_a & mag_b) == _INFINITY
     infinite, zero = (mag_a == _INFINITY) | (mag_b == 0), (mag_a == 0) | (mag_b == _INFINITY)
     return _assemble(sign, result, infinite, zero, nan=_any_nan(mag_a, mag_b) | both_zero | both_infinite)
@@ -90,11 +90,16 @@ def _round(exponent: Array, significand: Array) -> Array:
     """
     shift = jnp.clip(1 - exponent, 0, 26).astype(jnp.uint32)  # subnormal results lose bits
     lost = significand & ((jnp.uint32(1) << shift) - 1)
-    significand = significand >> shift | (lost != 0)
+    significand = significand >> shift | _bit(lost != 0)
     kept, rest = significand >> 3, significand & 7
-    kept = kept + ((rest > 4) | ((rest == 4) & (kept & 1 == 1)))
+    kept = kept + _bit((rest > 4) | ((rest == 4) & (kept & 1 == 1)))
     bits = (jnp.clip(exponent, 1, 255).astype(jnp.uint32) - 1 << 23) + kept
     return jnp.minimum(bits, _INFINITY)
+
+
+def _bit(condition: Array) -> Array:
+    """Return 1 or 0; JAX may be set to promote no dtype by itself."""
+    return condition.astype(jnp.uint32)
 
 
 def _any_nan(mag_a: Array, mag_b: Array) -> Array:

@@ -35,7 +35,7 @@ def in_place_launch(
     Raises
     ------
     InvalidArgumentError
-        There is no kernel: the reference cannot write into JAX arrays, which are immutable.
+        There is no kernel, or nothing for it to read: the reference cannot write into JAX arrays, which are immutable.
 
     Source
     ------
@@ -46,6 +46,9 @@ def in_place_launch(
         fix = f"Call {operation.jax_entry or 'the wrapper'}, which returns new arrays."
         given = f"a JAX array on {bound.device}, which only a kernel can write"
         raise InvalidArgumentError(explain(operation.name, name, "be writable", given, fix))
+    if is_empty(bound):
+        _reject_unwritten(operation, bound)
+        return _nothing
     form, contract = kernel.form, operation.contract
     specs = [spec for spec in bound.outputs if spec is not None]
     shapes = [shape for shape in (*form.inputs, *form.outputs) if shape is not None]
@@ -75,7 +78,18 @@ def in_place_launch(
         if wait:
             synchronize(bound.device)
 
-    return _nothing if is_empty(bound) else launch
+    return launch
+
+
+def _reject_unwritten(operation: Operation, bound: Bound) -> None:
+    """Raise if a call without elements has an output with elements: no kernel is there to write it."""
+    for name, spec in zip(operation.contract.output_names, bound.outputs, strict=True):
+        if spec is not None and 0 not in spec.shape and not spec.accumulate:
+            fix = f"Call {operation.jax_entry or 'the wrapper'}, which returns new arrays."
+            given = f"one of shape {spec.shape} beside inputs without elements"
+            raise InvalidArgumentError(
+                explain(operation.name, name, "have no elements if the inputs have none", given, fix)
+            )
 
 
 def _written(contract: Contract, bound: Bound) -> Iterator[str]:
