@@ -163,7 +163,28 @@ def _array_maker(framework: str) -> Callable[[Any], Any]:
     return np.asarray
 
 
+def _gemm_swiglu(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
+    a, b = _normal(16, 64), _normal(128, 64)
+    x = a.astype(np.float64) @ b.T / 8
+    up, gate = x.reshape(16, 2, 2, 32).transpose(2, 0, 1, 3).reshape(2, 16, 64)
+    result = fe_gemm.gemm_swiglu_wrapper(array(a[..., None]), array(b[..., None]), alpha=0.125)
+    _compare("gemm_swiglu", result["ab12_tensor"], array(a), x[..., None], 2.0**-9)
+    _compare("gemm_swiglu", result["c_tensor"], array(a), (up * gate / (1 + np.exp(-gate)))[..., None], 2.0**-8)
+
+
+def _mhc_projection_backward(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
+    x, weight, grad = _normal(24, 64).astype(_bfloat16()), _normal(8, 64), _normal(24, 8)
+    grad_r, r = _normal(24, 1), np.abs(_normal(24, 1)) + 1
+    wide = x.astype(np.float64)
+    given = _in_bfloat16(array, x)
+    arrays = (given, array(weight), array(grad), array(grad_r), array(r))
+    dx, dweight = fe_gemm.mhc_projection_backward(*arrays, allow_tf32=True)
+    _compare("mhc_projection_backward", dx, given, grad_r / (r * 64) * wide + grad @ weight, 2.0**-6)
+    _compare("mhc_projection_backward", dweight, array(weight), grad.T @ wide, 2.0**-7)
+
+
 OPERATIONS: dict[str, list[Callable[[Any, Callable[[Any], Any]], None]]] = {
+    "fe_gemm": [_gemm_swiglu, _mhc_projection_backward],
     "fe_norm": [_rmsnorm_silu, _rms_norm, _rmsnorm_rht_amax],
     "fe_conv": [_causal_conv1d, _causal_conv1d_update],
     "fe_rope": [_tail_rope, _rope_qdq, _vision_rope_backward],

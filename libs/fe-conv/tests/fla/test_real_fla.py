@@ -122,7 +122,64 @@ def test_gated_mlp_is_handed_to_fe_gemm(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(y, layer.down_proj(z))
 
 
+@pytest.mark.parametrize("width", [64, 72], ids=["whole blocks", "padded"])
+def test_gated_mlp_on_fe_gemm(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """The package's layer and the installed fe-gemm: values and gradients against float64."""
+    pytest.importorskip("fe_gemm", reason="fe-gemm is not installed")
+    monkeypatch.setattr(gated_mlp, "_tokens", lambda x: None)
+    ours.accelerate_fla(verbose=False, targets="gated_mlp")
+    torch.manual_seed(0)
+    layer = modules.GatedMLP(16, intermediate_size=width).to(BF16)
+    x = torch.randn(2, 5, 16).to(BF16).requires_grad_()
+    y = layer(x, ignored="natively")
+    assert ours.mlp_last_path() == "native"
+    y.sum().backward()
+    leaves = [x, layer.gate_proj.weight, layer.up_proj.weight, layer.down_proj.weight]
+    exact, gate, up, down = (leaf.detach().double().requires_grad_() for leaf in leaves)
+    want = (torch.nn.functional.silu(exact @ gate.t()) * (exact @ up.t())) @ down.t()
+    torch.testing.assert_close(y.double(), want, rtol=2.0**-6, atol=2.0**-6 * float(want.detach().abs().max()))
+    wanted = torch.autograd.grad(want.sum(), (exact, gate, up, down))
+    for leaf, gradient in zip(leaves, wanted, strict=True):
+        assert leaf.grad is not None
+        torch.testing.assert_close(
+            leaf.grad.double(), gradient, rtol=2.0**-6, atol=2.0**-6 * float(gradient.abs().max())
+        )
+
+
+def test_gated_mlp_without_fe_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fe_gemm", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(gated_mlp, "_tokens", lambda x: None)
+    ours.accelerate_fla(verbose=False, targets="gated_mlp")
+    with suppress(Exception):  # the original's kernels want a GPU
+        modules.GatedMLP(16, intermediate_size=32).to(BF16)(torch.zeros(2, 16, dtype=BF16))
+    assert ours.mlp_last_path() == "fallback:ModuleNotFoundError"
+
+
 # ---- on a GPU, against the package's own kernels
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(250)  # the package compiles its own kernels
+def test_gated_mlp_gives_what_the_package_gives() -> None:
+    pytest.importorskip("fe_gemm", reason="fe-gemm is not installed")
+    torch.manual_seed(0)
+    layer = modules.GatedMLP(512, intermediate_size=1000).to("cuda", BF16)
+    x = torch.randn(3, 257, 512, device="cuda").to(BF16)
+    weights = [layer.gate_proj.weight, layer.up_proj.weight, layer.down_proj.weight]
+
+    def call() -> list[Any]:
+        given = x.clone().requires_grad_()
+        y = layer(given)
+        return [y, *torch.autograd.grad(y.float().square().sum(), (given, *weights))]
+
+    want = call()
+    ours.accelerate_fla(verbose=False, targets="gated_mlp")
+    got = call()
+    expected = "native" if torch.cuda.get_device_capability() == (9, 0) else "fallback:unsupported-arch"
+    assert ours.mlp_last_path() == expected
+    for mine, theirs in zip(got, want, strict=True):
+        # Both round their hidden activations and gradients to bf16, at different places.
+        assert (mine.float() - theirs.float()).norm() <= 2.0**-6 * theirs.float().norm()
 
 
 @pytest.mark.gpu
@@ -162,8 +219,7 @@ def test_everything_else_falls_back_on_a_gpu() -> None:
     assert ours.last_path() == "fallback:unsupported-op"
     layer = modules.GatedMLP(64, intermediate_size=128).to("cuda", BF16)
     assert layer(torch.randn(4, 64, device="cuda").to(BF16)).shape == (4, 64)
-    if not hasattr(sys.modules.get("fe_gemm"), "swiglu_mlp"):
-        assert str(ours.mlp_last_path()).startswith("fallback:")
+    assert ours.mlp_last_path() in ("native", "fallback:ModuleNotFoundError", "fallback:unsupported-arch")
     x = torch.randn(2, 1, 64, device="cuda").to(BF16)
     layer = modules.ShortConvolution(64, 4, activation="silu", device="cuda", dtype=BF16)
     layer.step(x, None, torch.zeros(2, 64, 4, device="cuda", dtype=BF16))

@@ -5,31 +5,11 @@ Nothing here depends on the number of rows M: a compiled kernel serves any.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-__all__ = ["Launch", "Problem", "candidates", "choose", "config", "is_valid", "shared_bytes", "split_config"]
+from .problem import CELL, DEPTH_BYTES, Problem
 
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is static about a product C = A B^T of matrices (M, K), (N, K) and (M, N), in batches.
-
-    Parameters
-    ----------
-    dtype
-        Of A and B: bfloat16 or float16.
-    c_dtype
-        Of C: bfloat16 or float16.
-    a_major, b_major, c_major
-        The contiguous dimension: ``"k"`` or ``"m"``, ``"k"`` or ``"n"``, ``"n"`` or ``"m"``.
-    """
-
-    dtype: str = "bfloat16"
-    c_dtype: str = "bfloat16"
-    a_major: str = "k"
-    b_major: str = "k"
-    c_major: str = "n"
+__all__ = ["Launch", "Problem", "candidates", "cells", "choose", "is_valid", "roomy", "shared_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +19,14 @@ class Launch:
     Parameters
     ----------
     tile_m, tile_n
-        Rows and columns of C that a block computes at once.
+        Rows and columns of C that a block computes at once. Each of the two computing warp groups has half of the rows,
+        or, of 64 rows, half of the columns.
     cluster_m, cluster_n
         Blocks that work together: those one below the other share their tile of B, those side by side their tile of A.
-    shares_tile
-        Whether the two computing warp groups share a tile, each with half of its rows; otherwise they take turns, one
-        storing its tile while the other computes the next.
+    cluster_k
+        Blocks of a cluster that compute the same tile, each with a part of K; for products with few tiles.
     slots
-        Tiles of A and B, 64 deep, that are under way.
+        Tiles of A and B, 128 bytes deep, that are under way.
     store_buffers
         Buffers of 8 KB per warp group through which C is stored.
     band
@@ -57,7 +37,7 @@ class Launch:
     tile_n: int = 256
     cluster_m: int = 1
     cluster_n: int = 1
-    shares_tile: bool = True
+    cluster_k: int = 1
     slots: int = 4
     store_buffers: int = 2
     band: int = 8
@@ -65,93 +45,120 @@ class Launch:
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the warp groups share a tile of 64 rows, each with half of its columns."""
+        return self.tile_m == CELL
+
+    @property
+    def group_columns(self) -> int:
+        """Columns of a tile that one warp group computes."""
+        return self.tile_n // CONSUMERS if self.side_by_side else self.tile_n
 
     @property
     def group_rows(self) -> int:
         """Rows of a tile that one warp group computes."""
-        return self.tile_m // CONSUMERS if self.shares_tile else self.tile_m
+        return self.tile_m if self.side_by_side else self.tile_m // CONSUMERS
+
+    def accumulators(self, problem: Problem) -> int:
+        """Return the registers per thread that hold sums."""
+        sums = self.group_rows * self.group_columns // 128
+        return 2 * sums if problem.promotes else sums
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a tile of A and a tile of B."""
-        return (self.tile_m + self.tile_n) * DEPTH * 2
+        return (self.tile_m + self.tile_n) * DEPTH_BYTES
 
-
-DEPTH = 64
-"""Depth of a tile of A or B: 128 bytes of 16-bit values."""
 
 CONSUMERS = 2
 """Warp groups that compute."""
 
 CELL_ROWS = 64
 CELL_BYTES = 8192
-"""C is stored in cells: 64 rows of 128 bytes."""
+"""What leaves or comes in beside the product is staged in cells of 64 rows, for which there are buffers of 8 KB."""
+
+UPSTREAM_BUFFERS = 2
+"""Cells of 64 x 64 that are under way to a warp group, if it reads a matrix beside the product."""
 
 MOST_SHARED_BYTES = 227 * 1024
 
 
 def choose(problem: Problem, n: int, k: int, arch: str) -> Launch:
-    """Return the launch for products with N = ``n`` and K = ``k``."""
-    del problem, k, arch
-    return _roomy(Launch(128, 128)) if n <= 128 else _roomy(Launch(128, 256, cluster_m=2))
+    """Return the launch for products with N = ``n`` and K = ``k``: the first of those measured best that is valid."""
+    del k, arch
+    tiles = _NARROW if n <= 128 else _BYTE_TILES if problem.promotes else _TILES
+    launches = (roomy(problem, launch) for launch in (*tiles, *_NARROW, *_TILES))
+    return next(launch for launch in launches if is_valid(problem, launch))
 
 
 def candidates(problem: Problem, n: int, k: int, arch: str) -> list[Launch]:
     """Return the launches worth timing, the chosen one first."""
     found = [choose(problem, n, k, arch)]
-    for tile in _TILES:
+    for tile in ((128, 256), (256, 128), (128, 192), (128, 128)):
         for cluster in ((1, 1), (2, 1), (1, 2)):
-            buffers = 3 if tile[1] == 192 else 2
-            found += [_roomy(Launch(*tile, *cluster, store_buffers=buffers, band=band)) for band in (4, 8, 16)]
+            found += [roomy(problem, Launch(*tile, *cluster, band=band)) for band in (4, 8, 16)]
     return [launch for launch in dict.fromkeys(found) if is_valid(problem, launch)]
 
 
 def is_valid(problem: Problem, launch: Launch) -> bool:
     """Whether a launch computes a problem."""
-    if min(launch.cluster_m, launch.cluster_n, launch.slots, launch.store_buffers, launch.band) < 1:
+    if min(launch.cluster_m, launch.cluster_n, launch.cluster_k, launch.slots, launch.store_buffers, launch.band) < 1:
         return False
-    if launch.tile_m not in (128, 256) or launch.tile_n not in range(64, 257, 64):
+    if launch.tile_m not in (64, 128, 256) or launch.tile_n not in range(64, 257, 64):
         return False
-    accumulators = launch.group_rows * launch.tile_n // 128
     return (
-        launch.shares_tile  # taking turns is not written yet
-        and accumulators <= _MOST_ACCUMULATORS
+        problem.is_consistent
+        and launch.accumulators(problem) <= (_MOST_ACCUMULATORS if problem.plain else _MOST_FINISHED_ACCUMULATORS)
+        and launch.group_columns % (CELL * problem.strip) == 0
+        and _covers_scales(problem, launch)
         and launch.slots >= 2
-        and max(launch.cluster_m, launch.cluster_n) <= 2
-        and cells(problem, launch) % launch.store_buffers == 0
-        and shared_bytes(launch) <= MOST_SHARED_BYTES
+        and _has_valid_cluster(launch)
+        and shared_bytes(problem, launch) <= MOST_SHARED_BYTES
     )
 
 
 def cells(problem: Problem, launch: Launch) -> int:
-    """Return the cells of C that a warp group stores per tile."""
-    del problem  # all dtypes of C have 16 bits
-    return launch.group_rows // CELL_ROWS * (launch.tile_n // 64)
+    """Return the cells that a warp group stores per tile."""
+    strips = launch.group_rows // CELL_ROWS * (launch.group_columns // (CELL * problem.strip))
+    return strips * sum(problem.strip * sheet.columns // sheet.cell_columns for sheet in problem.outputs)
 
 
-def shared_bytes(launch: Launch) -> int:
+def shared_bytes(problem: Problem, launch: Launch) -> int:
     """Return the shared memory of a block, alignment included."""
-    buffers = CONSUMERS * launch.store_buffers * CELL_BYTES
-    return launch.slots * launch.slot_bytes + buffers + 16 * launch.slots + 1024
+    own = launch.store_buffers * CELL_BYTES
+    if problem.upstream is not None:
+        own += UPSTREAM_BUFFERS * (problem.upstream.cell_bytes + 8)
+    sums = (launch.cluster_k - 1) * launch.tile_m * launch.tile_n * 4 + 16
+    return launch.slots * launch.slot_bytes + CONSUMERS * own + sums + 16 * launch.slots + 1024
 
 
-def config(problem: Problem, launch: Launch) -> dict[str, str | int | bool | None]:
-    """Return the flat configuration of a kernel, as :meth:`fe_runtime.compile.KernelSpec.of` takes it."""
-    return asdict(problem) | asdict(launch)
-
-
-def split_config(flat: dict[str, Any]) -> tuple[Problem, Launch]:
-    """Return what :func:`config` was made of."""
-    problem, launch = ({f.name: flat[f.name] for f in fields(kind)} for kind in (Problem, Launch))
-    return Problem(**problem), Launch(**launch)
-
-
-_TILES = ((128, 256), (256, 128), (128, 192), (128, 128))
-_MOST_ACCUMULATORS = 192  # registers of a thread; 232 are there
-
-
-def _roomy(launch: Launch) -> Launch:
+def roomy(problem: Problem, launch: Launch) -> Launch:
     """Return a launch with as many slots as fit."""
-    fixed = shared_bytes(replace(launch, slots=0))
+    fixed = shared_bytes(problem, replace(launch, slots=0))
     return replace(launch, slots=min(8, (MOST_SHARED_BYTES - fixed) // (launch.slot_bytes + 16)))
+
+
+_TILES = (Launch(128, 256, cluster_m=2),)
+_BYTE_TILES = (Launch(128, 192, cluster_m=2, store_buffers=3), Launch(128, 128, cluster_n=2))
+_NARROW = (Launch(128, 128), Launch(128, 64, store_buffers=1))
+"""In order of speed on an H200."""
+
+_MOST_ACCUMULATORS = 192  # registers of a thread; 232 are there
+_MOST_FINISHED_ACCUMULATORS = 128  # if there is more to do with them than rounding
+
+
+def _has_valid_cluster(launch: Launch) -> bool:
+    shares_operands = launch.cluster_m * launch.cluster_n > 1
+    most = {1: 4, 2: 2}.get(launch.cluster_m, 0)
+    return launch.cluster_n in (1, 2, 4)[:most] and launch.cluster_k <= (1 if shares_operands else 8)
+
+
+def _covers_scales(problem: Problem, launch: Launch) -> bool:
+    """Whether the tiles cover whole atoms of scales, 128 rows of four, so that their padding is written."""
+    if problem.scale_dtype is None:
+        return True
+    columns = launch.tile_n // CELL * problem.result_columns
+    return launch.tile_m % 128 == 0 and columns % (4 * problem.scale_vector) == 0

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.tiles import Launch, Problem, candidates, choose, config, is_valid
+from fe_gemm.launches import choose_launches, config
+from fe_gemm.tiles import Launch, Problem, candidates, choose, is_valid
 from fe_runtime.compile import KernelSpec, resource_usage
 
 ARCH = "sm_90a"
@@ -38,6 +39,8 @@ SAMPLE = {
     "wide": (Problem(), choose(Problem(), 4096, 4096, ARCH)),
     "narrow, transposed": (TRANSPOSED, choose(TRANSPOSED, 128, 4096, ARCH)),
     "float16, cluster of four": (Problem("float16", "float16", b_major="n"), Launch(256, 128, 2, 2)),
+    "8 bits": (Problem("float8_e4m3fn"), choose(Problem("float8_e4m3fn"), 4096, 4096, ARCH)),
+    "few rows": (Problem(), Launch(64, 128, cluster_k=2)),
 }
 
 
@@ -46,7 +49,7 @@ def test_sample(problem: Problem, launch: Launch) -> None:
     check(problem, launch)
 
 
-TILES = [(128, 64), (128, 128), (128, 192), (128, 256), (256, 64), (256, 128), (256, 192)]
+TILES = [(64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 64), (256, 128), (256, 192)]
 
 
 @pytest.mark.compile
@@ -67,7 +70,24 @@ def test_every_layout(majors: tuple[str, str, str], c_dtype: str, dtype: str) ->
         check(problem, choose(problem, n, 4096, ARCH))
 
 
+def test_launches_for_few_and_many_rows() -> None:
+    for problem in (Problem(), Problem("float8_e4m3fn")):
+        launches = choose_launches(problem, 8192, 8192, ARCH, 132)
+        assert len(launches.all) == 3
+        spec = KernelSpec.of("fe_gemm.gemm", "fe_gemm.kernels.sm90.gemm:build", ARCH, **config(problem, launches))
+        assert [usage.frame_bytes for usage in resource_usage(spec).values()] == [0, 0, 0]
+
+
 @pytest.mark.compile
-def test_every_candidate() -> None:
-    for launch in candidates(Problem(), 4096, 4096, ARCH):
-        check(Problem(), launch)
+@pytest.mark.parametrize("parts", [2, 3, 4, 8])
+def test_every_number_of_parts_of_k(parts: int) -> None:
+    for problem in (Problem(), TRANSPOSED, Problem("float8_e5m2")):
+        check(problem, Launch(64, 128, cluster_k=parts, slots=2, store_buffers=1))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_candidate(dtype: str) -> None:
+    problem = Problem(dtype)
+    for launch in candidates(problem, 4096, 4096, ARCH):
+        check(problem, launch)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fe_gemm.tiles import Launch, Problem, config, is_valid
+from fe_gemm.launches import config
+from fe_gemm.tiles import Launch, Problem, is_valid
 from fe_runtime import testing
 from fe_runtime.arrays import Device, capability, sm_count
 from fe_runtime.compile import KernelSpec, ToolchainError, load
@@ -18,6 +19,9 @@ from fe_runtime.compile import KernelSpec, ToolchainError, load
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60, method="thread")]
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+TERMS = {"bfloat16": (2.0**-18, 2.0**-28), "float16": (2.0**-18, 2.0**-28)}
+"""Share of the sum of absolute values by which a sum may be off: whatever K, and for each of K products."""
+
 HALF_SUBNORMAL = {"bfloat16": 2.0**-134, "float16": 2.0**-25}
 LAUNCHES = {
     "128x256": Launch(128, 256, slots=4),
@@ -33,6 +37,19 @@ LAUNCHES = {
     "128x192, two rows": Launch(128, 192, 2, 1, slots=4, store_buffers=3),
     "128x128, two by two": Launch(128, 128, 2, 2, slots=6),
     "few slots, odd band": Launch(128, 128, slots=3, band=3),
+    "64x128": Launch(64, 128, slots=8),
+    "64x256, two columns": Launch(64, 256, 1, 2, slots=4),
+    "64x256, two rows": Launch(64, 256, 2, 1, slots=4),
+    "64x128, K in two parts": Launch(64, 128, cluster_k=2, slots=5),
+    "64x128, K in five parts": Launch(64, 128, cluster_k=5, slots=2),
+    "128x128, K in two parts": Launch(128, 128, cluster_k=2, slots=4),
+    "128x192, K in three parts": Launch(128, 192, cluster_k=3, slots=2, store_buffers=1),
+}
+BYTE_LAUNCHES = {
+    "128x192, two rows": Launch(128, 192, 2, 1, slots=4, store_buffers=3),
+    "128x128, two columns": Launch(128, 128, 1, 2, slots=6),
+    "64x128": Launch(64, 128, slots=8),
+    "64x128, K in two parts": Launch(64, 128, cluster_k=2, slots=5),
 }
 every_launch = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=list(LAUNCHES))
 
@@ -60,6 +77,12 @@ def guarded(
     return testing.guarded(shape, dtype, stride=stride, values=values, **place)
 
 
+def stored(matrices: testing.Guarded) -> Any:
+    """The array as kernels take it: bytes for 8-bit values."""
+    array = matrices.array
+    return array.view(torch.uint8) if array.element_size() == 1 else array
+
+
 def multiply(
     problem: Problem,
     launch: Launch,
@@ -81,7 +104,7 @@ def multiply(
     run, outputs = kernel(problem, launch), []
     for _ in range(2):
         c = guarded("c", problem.c_dtype, (m, n, batches), problem.c_major == "n", pad)
-        run(a.array, b.array, c.array, sm_count(Device("cuda", 0)) if multiprocessors is None else multiprocessors)
+        run(*map(stored, (a, b, c)), sm_count(Device("cuda", 0)) if multiprocessors is None else multiprocessors)
         torch.cuda.synchronize()
         c.check_surroundings()
         outputs.append(c.array)
@@ -96,13 +119,15 @@ def check(problem: Problem, launch: Launch, shape: tuple[int, int, int, int], **
     """Compare with float64.
 
     The tensor cores add in float32 and cut off: 2^-18 of the sum of absolute values for the few additions that each
-    instruction makes, and 2^-28 of it for each of K products; then C is rounded once.
+    instruction makes, and 2^-28 of it for each of K products; then C is rounded once. Of 8-bit operands they keep about
+    13 bits of sums of at most 128 products, which are then added in float32: 2^-11 of the sum of absolute values.
     """
     a, b, c = multiply(problem, launch, shape, **how)
     a, b = (x.permute(2, 0, 1).double() for x in (a, b))
     want = (a @ b.mT).permute(1, 2, 0)
     terms = (a.abs() @ b.abs().mT).permute(1, 2, 0)
-    allowed = UNIT[problem.c_dtype] * want.abs() + (2.0**-18 + shape[2] * 2.0**-28) * terms
+    once, each = TERMS.get(problem.dtype, (2.0**-11, 0.0))
+    allowed = UNIT[problem.c_dtype] * want.abs() + (once + shape[2] * each) * terms
     wrong = ~((c.double() - want).abs() <= allowed + HALF_SUBNORMAL[problem.c_dtype])  # NaN is wrong too
     where = wrong.nonzero()
     assert not len(where), (
@@ -158,6 +183,36 @@ DTYPES = [Problem("float16", "float16"), Problem("float16", "bfloat16", "m", "n"
 def test_layouts(pad: int, problem: Problem, name: str) -> None:
     for shape in [(128, 256, 128, 1), (200, 328, 136, 3), (1000, 1000, 1000, 1), (8, 8, 8, 2)]:
         check(problem, LAUNCHES[name], shape, pad=pad)
+
+
+every_byte_launch = pytest.mark.parametrize("launch", BYTE_LAUNCHES.values(), ids=list(BYTE_LAUNCHES))
+BYTES = [(a, c) for a in ("float8_e4m3fn", "float8_e5m2") for c in ("bfloat16", "float16")]
+
+
+@every_byte_launch
+@pytest.mark.parametrize("dtypes", BYTES, ids="-".join)
+def test_8_bit_operands(dtypes: tuple[str, str], launch: Launch) -> None:
+    for shape in [(1, 16, 16), (100, 80, 48), (129, 264, 144), (300, 520, 208), (1000, 1008, 1008), (257, 24, 4096)]:
+        check(Problem(*dtypes), launch, (*shape, 1))
+    check(Problem(*dtypes), launch, (200, 336, 144, 3), pad=16)
+
+
+@every_byte_launch
+def test_whole_8_bit_numbers_are_exact(launch: Launch) -> None:
+    a, b, c = multiply(Problem("float8_e4m3fn"), launch, (520, 1040, 976, 2), whole=True)
+    want = torch.einsum("mkl,nkl->mnl", a.double(), b.double()).to(c.dtype)
+    assert torch.equal(c, want)
+
+
+@every_byte_launch
+def test_long_sums_of_8_bit_values_of_one_sign(launch: Launch) -> None:
+    """What the tensor cores alone would cut off of each addition is far more than the bound: 2^-13 of the whole sum."""
+    run, k = kernel(Problem("float8_e4m3fn", "float16"), launch), 16384
+    a, b = (guarded(name, "float8_e4m3fn", (64, k, 1), True, 0, np.full((64, k, 1), 0.15625)) for name in "ab")
+    c = guarded("c", "float16", (64, 64, 1), True, 0)
+    run(*map(stored, (a, b, c)), sm_count(Device("cuda", 0)))
+    want = 0.15625**2 * k
+    assert (c.array.double() - want).abs().max().item() <= (2.0**-11 + UNIT["float16"]) * want
 
 
 def test_nan_stays_in_its_row_and_column() -> None:

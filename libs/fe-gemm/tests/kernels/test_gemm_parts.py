@@ -1,4 +1,4 @@
-"""What the parts of the Hopper matrix product decide: who sends to whom in a cluster, where values wait to leave."""
+"""What the parts of the Hopper matrix product decide: who sends to whom in a cluster, what is loaded when."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 pytest.importorskip("cutlass", reason="needs the kernel language (nvidia-cutlass-dsl)")
 
 from fe_gemm.kernels.sm90 import operands
-from fe_gemm.kernels.sm90.gemm import _release_target
+from fe_gemm.kernels.sm90.block import _release_target
 from fe_gemm.kernels.sm90.operands import Loader, Operand, Place
-from fe_gemm.kernels.sm90.store import _lane_offset
-from fe_gemm.tiles import CELL_BYTES, Launch
+from fe_gemm.tiles import Launch
 
-CLUSTERS = [(1, 1), (2, 1), (1, 2), (2, 2)]
+CLUSTERS = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)]
 
 
 def members(mask: int) -> set[int]:
@@ -53,6 +52,13 @@ def test_without_a_cluster_one_lane_releases_a_slot() -> None:
     assert [_release_target(place, lane) for lane in range(3)] == [(None, True), (None, False), (None, False)]
 
 
+def test_blocks_that_share_a_tile_along_k_release_their_own_slots() -> None:
+    for rank in range(4):
+        place = Place(Launch(64, 128, cluster_k=4), rank)
+        assert (place.row, place.column, place.part) == (0, 0, rank)
+        assert [_release_target(place, lane) for lane in range(2)] == [(None, True), (None, False)]
+
+
 class Coordinates:
     """Gives the coordinates back that it is indexed with."""
 
@@ -72,27 +78,3 @@ def test_tiles_are_loaded_by_row_step_and_batch(monkeypatch: pytest.MonkeyPatch)
         ("a", (None, 11, 14, 13), (None, 3), {"tma_bar_ptr": 103}),
         ("b", (None, 12, 14, 13), (None, 3), {"tma_bar_ptr": 103, "mcast_mask": 5}),
     ]
-
-
-def piece_address(first: int, second: int) -> int:
-    """Byte offset of value (first, second) of a 64 x 64 cell, second contiguous, 16-byte pieces permuted."""
-    return first * 128 + ((second // 8) ^ (first % 8)) * 16 + second % 8 * 2
-
-
-@pytest.mark.parametrize("transposes", [False, True])
-def test_values_wait_where_the_store_expects_them(transposes: bool) -> None:
-    """Lane 8 q + j addresses line j of matrix q: rows 8 (q & 1), columns 8 (q >> 1) of 16 x 16 values of a warp."""
-    seen = set()
-    for thread in range(128):
-        warp, matrix, line = thread // 32, thread % 32 // 8, thread % 8
-        for pair in range(4):
-            row, column = 16 * warp + 8 * (matrix & 1), 16 * pair + 8 * (matrix >> 1)
-            offset = _lane_offset(thread, transposes)
-            if transposes:
-                offset += pair * 16 * 128
-                assert offset == piece_address(column + line, row)
-            else:
-                offset ^= pair << 5
-                assert offset == piece_address(row + line, column)
-            seen.add(offset)
-    assert seen == set(range(0, CELL_BYTES, 16))

@@ -24,6 +24,8 @@ __all__ = ["gated_mlp"]
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 ACTIVATION = "swiglu_linear"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+CAPABILITIES = ((9, 0),)
+"""Where fe-gemm has the kernels."""
 MULTIPLE = 8
 """Sizes are multiples of it, so that every row of bf16 starts at 16 bytes."""
 
@@ -112,7 +114,7 @@ def _tokens(x: Any) -> str | None:
         return "shape-or-layout"
     if x._backward_hooks:
         return "hooks"
-    return None if capability(get_device(x)) >= (9, 0) else "unsupported-arch"
+    return None if capability(get_device(x)) in CAPABILITIES else "unsupported-arch"
 
 
 def _sizes(x: Any, module: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Operand source for float16 and bfloat16: tiles of A and B by TMA, read by wgmma as they are."""
+"""Operand source for values of 16 and 8 bits: tiles of A and B by TMA, read by wgmma as they are."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from cutlass import Int16, Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
-from fe_gemm.tiles import DEPTH, Launch, Problem
+from fe_gemm.tiles import Launch, Problem
 from fe_runtime.cute.pipeline import Position, Ring
 from fe_runtime.cute.tma import load_atom, swizzled_layout
-from fe_runtime.cute.types import numeric
+from fe_runtime.cute.types import operand
 
 __all__ = ["Loader", "Place", "Source"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block stands in its cluster: ranks run down the rows first."""
+    """Where a block stands in its cluster: ranks run down the rows first, or along K."""
 
     launch: Launch
     rank: Int32
@@ -32,6 +32,11 @@ class Place:
     def column(self) -> Int32 | int:
         """Column in the cluster."""
         return self.rank // self.launch.cluster_m if self.launch.cluster_n > 1 else 0
+
+    @property
+    def part(self) -> Int32 | int:
+        """Number of its part of K."""
+        return self.rank if self.launch.cluster_k > 1 else 0
 
     @property
     def same_row(self) -> Int32 | int:
@@ -56,24 +61,29 @@ class Source:
     @property
     def layouts(self) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
         """Layouts (rows, depth, slots) of the tiles of A and B in shared memory."""
-        dtype, how = numeric(self.problem.dtype), self.launch
+        problem, how = self.problem, self.launch
+        dtype, depth = operand(problem.dtype), problem.depth
         return (
-            swizzled_layout(dtype, (how.tile_m, DEPTH), self.problem.a_major == "k", how.slots),
-            swizzled_layout(dtype, (how.tile_n, DEPTH), self.problem.b_major == "k", how.slots),
+            swizzled_layout(dtype, (how.tile_m, depth), problem.a_major == "k", how.slots),
+            swizzled_layout(dtype, (how.tile_n, depth), problem.b_major == "k", how.slots),
         )
 
     def atoms(self, a: cute.Tensor, b: cute.Tensor) -> tuple[Any, ...]:
         """Return what the kernel needs of A and B: for each a TMA copy and the array as TMA sees it."""
-        how = self.launch
+        how, depth = self.launch, self.problem.depth
         a_layout, b_layout = self.layouts
         return (
-            *load_atom(a, a_layout, (how.tile_m, DEPTH), how.cluster_n),
-            *load_atom(b, b_layout, (how.tile_n, DEPTH), how.cluster_m),
+            *load_atom(self._typed(a), a_layout, (how.tile_m, depth), how.cluster_n),
+            *load_atom(self._typed(b), b_layout, (how.tile_n, depth), how.cluster_m),
         )
+
+    def _typed(self, array: cute.Tensor) -> cute.Tensor:
+        """Return an array, which is bytes for 8-bit values, with the type of its values."""
+        return cute.make_tensor(cute.recast_ptr(array.iterator, dtype=operand(self.problem.dtype)), array.layout)
 
     def allocate(self, allocator: Any) -> tuple[cute.Tensor, cute.Tensor]:
         """Return the tiles of A and B in shared memory."""
-        dtype = numeric(self.problem.dtype)
+        dtype = operand(self.problem.dtype)
         a, b = (
             allocator.allocate_tensor(dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
             for layout in self.layouts
@@ -105,7 +115,7 @@ class Operand:
     @classmethod
     def of(cls, atom: cute.CopyAtom, array: cute.Tensor, tile: cute.Tensor, share: Share) -> Operand:
         """Return the view of a block that loads a share of each tile."""
-        tiles = cute.local_tile(array, (cute.size(tile, mode=[0]), DEPTH), (None, None, None))
+        tiles = cute.local_tile(array, (cute.size(tile, mode=[0]), cute.size(tile, mode=[1])), (None, None, None))
         slots, array = cpasync.tma_partition(
             atom,
             share.part,

@@ -1,0 +1,1 @@
+"""The dense products with a fused epilogue, one module for each operation."""

@@ -1,0 +1,96 @@
+"""What is static about a dense operation's kernel: the product, its launches, how its operands are brought to it, and
+the order of its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from . import launch_convert, launch_expand, launches
+from .launches import Launches
+from .problem import Problem
+
+__all__ = ["Dense", "Operands", "config", "split_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """How A and B are brought to the core.
+
+    Parameters
+    ----------
+    way
+        ``"direct"``: the core takes them as they are. Otherwise each goes to a bf16 workspace first, of the same major:
+        ``"blocks"``: codes times their scales; ``"values"``: FP8 values without scales; ``"split"``: float32 values as
+        parts side by side along K.
+    element
+        Canonical dtype of what is brought to a workspace.
+    scale, vec
+        Of ``"blocks"``: the rest of the format (:data:`fe_gemm.launch_expand.FORMATS`).
+    """
+
+    way: str = "direct"
+    element: str | None = None
+    scale: str | None = None
+    vec: int = 0
+
+    @property
+    def parts(self) -> int:
+        """How many times as deep as K the product of the core is."""
+        return len(launch_convert.PARTS["a"]) if self.way == "split" else 1
+
+    def workspace(self, name: str, major: str) -> launch_expand.Problem | launch_convert.Problem | None:
+        """Return what is done to ``"a"`` or ``"b"``, if anything; ``major``: ``"k"`` where rows are contiguous."""
+        major = "k" if major == "k" else "m"
+        if self.element is None:
+            return None
+        if self.scale is None:
+            return launch_convert.Problem(self.element, major, name)
+        return launch_expand.Problem(self.element, self.scale, self.vec, major)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A dense operation.
+
+    Parameters
+    ----------
+    problem
+        The product that the core computes, of operands in workspaces where there are some.
+    launches
+        How the core is launched.
+    multiprocessors
+        Of the GPU.
+    arguments
+        Names of the kernel's arguments, in order: ``a``, ``b``, for block-scaled operands ``sfa`` and ``sfb``, the
+        workspaces ``a_values`` and ``b_values`` where there are some, and what the epilogue names; ``old_amax`` and
+        ``old_dprob`` are what the results of these names hold so far.
+    operands
+        How A and B are brought to the core.
+    """
+
+    problem: Problem
+    launches: Launches
+    multiprocessors: int
+    arguments: tuple[str, ...]
+    operands: Operands = Operands()
+
+    @property
+    def workspaces(self) -> dict[str, launch_expand.Problem | launch_convert.Problem]:
+        """What is done to the operands that go to a workspace, by name."""
+        majors = {"a": self.problem.a_major, "b": self.problem.b_major}
+        found = {name: self.operands.workspace(name, major) for name, major in majors.items()}
+        return {name: how for name, how in found.items() if how is not None}
+
+
+def config(dense: Dense) -> dict[str, str | int | bool | None]:
+    """Return the flat configuration of a kernel, as :meth:`fe_runtime.compile.KernelSpec.of` takes it."""
+    own = {"arguments": " ".join(dense.arguments), "multiprocessors": dense.multiprocessors}
+    return {**launches.config(dense.problem, dense.launches), **own, **asdict(dense.operands)}
+
+
+def split_config(flat: dict[str, Any]) -> Dense:
+    """Return what :func:`config` was made of."""
+    problem, how = launches.split_config(flat)
+    operands = Operands(**{field.name: flat[field.name] for field in fields(Operands)})
+    return Dense(problem, how, flat["multiprocessors"], tuple(flat["arguments"].split()), operands)

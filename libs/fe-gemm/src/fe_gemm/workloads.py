@@ -1,0 +1,19 @@
+"""What the ``fe`` command runs, checks, times and compiles of this library."""
+
+from __future__ import annotations
+
+from .workload_dense import GEMM_AMAX, GEMM_DSRELU, GEMM_SRELU, GEMM_SWIGLU
+from .workload_mhc import MHC_PROJECTION_BACKWARD
+from .workload_proj_rope import GEMM_PROJ_ROPE_MXFP8
+
+__all__ = [
+    "GEMM_AMAX",
+    "GEMM_DSRELU",
+    "GEMM_PROJ_ROPE_MXFP8",
+    "GEMM_SRELU",
+    "GEMM_SWIGLU",
+    "MHC_PROJECTION_BACKWARD",
+    "WORKLOADS",
+]
+
+WORKLOADS = (GEMM_AMAX, GEMM_SWIGLU, GEMM_SRELU, GEMM_DSRELU, GEMM_PROJ_ROPE_MXFP8, MHC_PROJECTION_BACKWARD)

@@ -1,0 +1,115 @@
+"""Plans of the dense products: every legal call has a Hopper kernel, with the right arguments, forms and scratch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dense_plans import CALLS, E2M1, E4M3, E8M0, OPERATIONS, SAMPLE, Call, K, L, M, N, on_gpu
+
+from fe_gemm.dense import swiglu
+from fe_gemm.dense_launch import Dense, config, split_config
+from fe_gemm.tiles import is_valid
+from fe_runtime.plan import HOPPER, Kernel, NoKernel, Target
+from fe_runtime.tensor_desc import TensorDesc
+
+
+def dense_of(kernel: Kernel) -> Dense:
+    return split_config(dict(kernel.spec.config))
+
+
+def check(call: Call) -> None:
+    plan = call.plan()
+    assert isinstance(plan, Kernel), (call, plan)
+    dense, bound = dense_of(plan), call.bound()
+    assert dense.operands == call.operands, call
+    assert dense.arguments == call.arguments, call
+    assert dense.problem.dtype == (call.element if call.operands.way == "direct" else "bfloat16"), call
+    assert (dense.problem.a_major, dense.problem.b_major, dense.problem.c_major) == (*call.majors, call.major), call
+    assert all(is_valid(dense.problem, launch) for launch in dense.launches.all), call
+    assert (plan.spec.operation, plan.spec.arch) == (f"fe_gemm.gemm_{call.operation}", "sm_90a")
+    counts = [len(plan.form.scratch), len(plan.form.scalars), sum(shape is not None for shape in plan.form.outputs)]
+    counts += [len(bound.arrays), sum(spec is not None and bool(spec.accumulate) for spec in bound.outputs)]
+    assert sum(counts) == len(dense.arguments), call
+    if call.operands.way != "direct":
+        sides = zip((call.m, N), call.majors, strict=True)
+        assert list(plan.form.scratch[:2]) == [call.workspace(rows, major) for rows, major in sides], call
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_legal_combination_has_a_kernel(name: str) -> None:
+    assert len(CALLS[name]) > 100
+    for call in CALLS[name]:
+        check(call)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_two_combinations_share_a_kernel(name: str) -> None:
+    specs: dict[Any, Call] = {}
+    for call in CALLS[name]:
+        plan = call.plan()
+        assert isinstance(plan, Kernel)
+        other = specs.setdefault(plan.spec, call)
+        same_bytes = {call.results, other.results} == {("float4_e2m1fn_x2",), ("uint8",)}
+        assert other == call or (same_bytes and replace(other, results=call.results) == call), (call, other)
+
+
+@pytest.mark.parametrize("call", SAMPLE, ids=str)
+def test_the_same_kernel_serves_any_rows(call: Call) -> None:
+    plans = [replace(call, m=m).plan() for m in (16, M, 128, 4096, 1_000_000)]
+    assert all(isinstance(plan, Kernel) for plan in plans)
+    assert len({plan.spec for plan in plans if isinstance(plan, Kernel)}) == 1
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)], ids=str)
+@pytest.mark.parametrize("call", SAMPLE, ids=str)
+def test_other_gpus_have_no_kernel(call: Call, capability: tuple[int, int]) -> None:
+    plan = call.plan(Target(capability, 132))
+    assert isinstance(plan, NoKernel)
+    assert plan.supported == ((9, 0),)
+    assert "Hopper" in plan.reason
+
+
+def test_forms_are_what_a_kernel_sees() -> None:
+    plan = Call("dsrelu", E2M1, E8M0, 32, "kk", ("bfloat16", E4M3)).plan()
+    assert isinstance(plan, Kernel)
+    rows, columns = (K // 2, L), (2 * 2 * 512, 2 * 2 * 2 * 512)
+    assert plan.form.inputs[:3] == ((M, *rows), (N, *rows), (M, N, L))
+    assert plan.form.inputs[3:5] == ((columns[0],), (columns[1],))
+    assert plan.form.inputs[5:] == ((M, 1, L), (1,))
+    assert plan.form.outputs == ((M, N, L), (M, 1, L), None, (2 * 2 * 512,))
+    assert plan.form.scalars == ("alpha",)
+    group = dense_of(plan).launches.many.group_columns
+    assert plan.form.scratch[2] == ((-(-N // group), L, M), "float32")
+
+
+def test_depth_of_a_split_product_counts_for_its_tiles() -> None:
+    """Few rows take K in parts only where it is long; that of a split product is three times as long."""
+    parts = {}
+    for element in ("bfloat16", "float32"):
+        shapes = (on_gpu(element, (16, 512, 1)), on_gpu(element, (128, 512, 1)))
+        plan = swiglu.find_kernel(swiglu.OPERATION.bind((*shapes, None, None, None), {}), HOPPER)
+        assert isinstance(plan, Kernel)
+        parts[element] = max(launch.cluster_k for launch in dense_of(plan).launches.all)
+    assert parts == {"bfloat16": 1, "float32": 2}
+
+
+@pytest.mark.parametrize("call", SAMPLE, ids=str)
+def test_configuration_is_reversible(call: Call) -> None:
+    plan = call.plan()
+    assert isinstance(plan, Kernel)
+    dense = dense_of(plan)
+    assert split_config(dict(config(dense))) == dense
+
+
+def test_results_of_the_callers_own_do_not_change_the_kernel() -> None:
+    """Pitches are dynamic, and so is what lies between the lines of operands."""
+    call = SAMPLE[3]
+    wide = (
+        TensorDesc.of("float32", (M, K, L), (1, M + 4, (M + 4) * K + 8), device="cuda"),
+        on_gpu("float32", (N, K, L)),
+    )
+    plans = [call.plan(), swiglu.find_kernel(swiglu.OPERATION.bind((*wide, None, None, None), call.options), HOPPER)]
+    assert all(isinstance(plan, Kernel) for plan in plans)
+    assert plans[0] == plans[1]
