@@ -87,7 +87,7 @@ def test_both_commands_on_a_machine_with_python_and_pip_only(tmp_path: Path, pyt
     packages = next((tmp_path / ".venv").rglob("site-packages"))
     assert (packages / "numpy").is_dir()
     assert not (packages / "torch").exists()
-    shown = _run(python_with_pip, "tools/dev.py", "test", "libs/fe-gemm", cwd=tmp_path, env=env)
+    shown = _run(python_with_pip, "tools/dev.py", "test", "libs/fe-rope", cwd=tmp_path, env=env)
     assert re.search(r"\d+ passed", shown)
     left = (tmp_path / "uv.lock").read_text(encoding="utf-8")
     assert lock.problems(left) == []

@@ -47,7 +47,8 @@ def test_every_library_has_the_extras_of_the_runtime(library: str) -> None:
 def test_the_command_line_finds_every_librarys_workloads(library: str) -> None:
     package = library.replace("-", "_")
     points = _table(library)["project"].get("entry-points", {}).get("fe.operations", {})
-    exists = (ROOT / "libs" / library / "src" / package / "workloads.py").exists()
+    source = ROOT / "libs" / library / "src" / package
+    exists = (source / "workloads.py").exists() or (source / "workloads").exists()
     assert points == ({library: f"{package}.workloads:WORKLOADS"} if exists else {})
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fe_gemm.launch_mhc import Launch, Problem, config, is_valid
 from fe_gemm.mhc import MhcProjectionBackward, mhc_projection_backward, mhc_projection_backward_jax
+from fe_gemm.planning.mhc import Launch, Problem, config, is_valid
 from fe_runtime import testing
 from fe_runtime.arrays import Device, capability
 from fe_runtime.compile import KernelSpec, ToolchainError, arch_for, load

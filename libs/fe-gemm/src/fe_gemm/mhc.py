@@ -19,8 +19,8 @@ from fe_runtime.operation import Operation
 from fe_runtime.plan import HOPPER, Form, Kernel, NoKernel, Plan, Target
 from fe_runtime.tuple_dict import TupleDict
 
-from . import launch_mhc as launch
 from . import workspace as scratch_memory
+from .planning import mhc as launch
 
 __all__ = ["OPERATION", "MhcProjectionBackward", "mhc_projection_backward", "mhc_projection_backward_jax"]
 

@@ -22,7 +22,7 @@ from fe_gemm import (
     gemm_proj_rope_mxfp8_wrapper,
 )
 from fe_gemm.dense.proj_rope_mxfp8 import CONTRACT, NAME, OPERATION, InputPrecisionError, UnsupportedDtypeError
-from fe_gemm.launch_proj_rope import Problem, candidates, choose, config, is_valid, shared_bytes, split_config
+from fe_gemm.planning.proj_rope import Problem, candidates, choose, config, is_valid, shared_bytes, split_config
 from fe_runtime import NotCompiledError, NotSupportedError, TensorDesc
 from fe_runtime.plan import HOPPER, Target
 from fe_runtime.testing import Call, assert_rejected, invalid_calls, to_framework, to_numpy

@@ -15,7 +15,7 @@ from fe_gemm import (
     gemm_proj_rope_mxfp8_jax,
     gemm_proj_rope_mxfp8_wrapper,
 )
-from fe_gemm.launch_proj_rope import Launch, Problem, candidates, config
+from fe_gemm.planning.proj_rope import Launch, Problem, candidates, config
 from fe_runtime import testing
 from fe_runtime.arrays import Device, capability
 from fe_runtime.compile import KernelSpec, load

@@ -7,7 +7,7 @@ from typing import Any
 from cutlass import cute
 
 from fe_gemm.kernels import expand
-from fe_gemm.launch_expand import Problem, choose, config
+from fe_gemm.planning.expand import Problem, choose, config
 
 PROBLEMS = Problem(), Problem("float8_e5m2", major="m")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from split_floats import hard_floats, parts
 
-from fe_gemm.launch_convert import DTYPES, Launch, Problem, choose, config, is_valid, workspace_shape
+from fe_gemm.planning.convert import DTYPES, Launch, Problem, choose, config, is_valid, workspace_shape
 from fe_runtime import compile as kernels
 from fe_runtime import testing
 from fe_runtime.arrays import Device, capability

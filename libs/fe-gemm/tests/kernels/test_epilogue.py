@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.launches import config
-from fe_gemm.problem import Problem
-from fe_gemm.tiles import Launch, choose, is_valid
+from fe_gemm.planning.launches import config
+from fe_gemm.planning.problem import Problem
+from fe_gemm.planning.tiles import Launch, choose, is_valid
 from fe_runtime.compile import KernelSpec, resource_usage
 
 ARCH = "sm_90a"

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fe_gemm.kernels.sm90.epilogue import Epilogue
-from fe_gemm.launches import config
-from fe_gemm.problem import Problem
-from fe_gemm.tiles import Launch, is_valid
+from fe_gemm.planning.launches import config
+from fe_gemm.planning.problem import Problem
+from fe_gemm.planning.tiles import Launch, is_valid
 from fe_runtime import formats, testing
 from fe_runtime.arrays import Device, capability, sm_count
 from fe_runtime.compile import KernelSpec, ToolchainError, load

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("cutlass", reason="needs the kernel language (nvidia-cutlass-dsl)")
 
 from fe_gemm.kernels.sm90.epilogue import Epilogue, cells, finisher, quantise, stage, upstream
-from fe_gemm.problem import Problem, Sheet
-from fe_gemm.tiles import UPSTREAM_BUFFERS, Launch
+from fe_gemm.planning.problem import Problem, Sheet
+from fe_gemm.planning.tiles import UPSTREAM_BUFFERS, Launch
 from fe_runtime import formats
 
 PRODUCT = Problem(alpha=True, epilogue="srelu", pre_dtype="bfloat16")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from blocked_operands import BlockedOperand, Numbers, random_operand
 
-from fe_gemm.launch_expand import Launch, Problem, choose, config, is_valid, workspace_shape
+from fe_gemm.planning.expand import Launch, Problem, choose, config, is_valid, workspace_shape
 from fe_runtime import compile as kernels
 from fe_runtime import testing
 from fe_runtime.arrays import Device, capability

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.launches import choose_launches, config
-from fe_gemm.tiles import Launch, Problem, candidates, choose, is_valid
+from fe_gemm.planning.launches import choose_launches, config
+from fe_gemm.planning.tiles import Launch, Problem, candidates, choose, is_valid
 from fe_runtime.compile import KernelSpec, resource_usage
 
 ARCH = "sm_90a"

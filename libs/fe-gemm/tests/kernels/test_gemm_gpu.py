@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fe_gemm.launches import config
-from fe_gemm.tiles import Launch, Problem, is_valid
+from fe_gemm.planning.launches import config
+from fe_gemm.planning.tiles import Launch, Problem, is_valid
 from fe_runtime import testing
 from fe_runtime.arrays import Device, capability, sm_count
 from fe_runtime.compile import KernelSpec, ToolchainError, load

@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="needs the kernel language (nvidia-cutlass
 from fe_gemm.kernels.sm90 import operands
 from fe_gemm.kernels.sm90.block import _release_target
 from fe_gemm.kernels.sm90.operands import Loader, Operand, Place
-from fe_gemm.tiles import Launch
+from fe_gemm.planning.tiles import Launch
 
 CLUSTERS = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)]
 

@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="needs the kernel language (nvidia-cutlass
 from fe_gemm.kernels import mhc_coefficients, mhc_projection_backward, warp_mma
 from fe_gemm.kernels.mhc_coefficients import Coefficients
 from fe_gemm.kernels.mhc_projection_backward import Place, Setup
-from fe_gemm.launch_mhc import Launch, Problem
+from fe_gemm.planning.mhc import Launch, Problem
 
 LANES = np.arange(32)
 G, T = LANES // 4, LANES % 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.launch_mhc import Launch, Problem, candidates, choose, config, is_valid
+from fe_gemm.planning.mhc import Launch, Problem, candidates, choose, config, is_valid
 from fe_runtime.compile import KernelSpec, resource_usage
 
 NAME = "mhc_projection_backward"

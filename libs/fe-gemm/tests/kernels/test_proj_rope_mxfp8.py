@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.launch_proj_rope import Launch, Problem, candidates, choose, config, is_valid
+from fe_gemm.planning.proj_rope import Launch, Problem, candidates, choose, config, is_valid
 from fe_runtime.compile import KernelSpec, resource_usage
 
 ARCH = "sm_90a"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.launch_swiglu_backward import Launch, Problem, candidates, choose, config, is_valid, pass_config, plan
+from fe_gemm.planning.swiglu_backward import Launch, Problem, candidates, choose, config, is_valid, pass_config, plan
 from fe_runtime.compile import KernelSpec, resource_usage
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a", "sm_120a"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fe_gemm.dense import amax, dsrelu, srelu, swiglu
-from fe_gemm.dense_launch import Operands
+from fe_gemm.planning.dense import Operands
 from fe_runtime.contract import Bound
 from fe_runtime.operation import Operation
 from fe_runtime.plan import HOPPER, Kernel, NoKernel, Target

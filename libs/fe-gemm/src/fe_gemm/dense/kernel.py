@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fe_gemm import dense_launch, launch_convert, launch_expand
-from fe_gemm.dense_launch import Dense, Operands
-from fe_gemm.launches import choose_launches
-from fe_gemm.problem import Problem
+from fe_gemm.planning import convert as launch_convert
+from fe_gemm.planning import dense as dense_launch
+from fe_gemm.planning import expand as launch_expand
+from fe_gemm.planning.dense import Dense, Operands
+from fe_gemm.planning.launches import choose_launches
+from fe_gemm.planning.problem import Problem
 from fe_runtime import KernelSpec
 from fe_runtime.contract import Bound
 from fe_runtime.dtypes import bits
@@ -38,7 +40,7 @@ def find_dense(
         What the inputs beside the operands and the outputs are to the epilogue, by their names in the contract:
         ``pre``, ``c``, ``upstream``, ``prob``, ``norm_const``, ``dprob``, ``amax``, ``scales``.
     epilogue
-        Name of the epilogue (:class:`fe_gemm.problem.Problem`).
+        Name of the epilogue (:class:`fe_gemm.planning.problem.Problem`).
     """
     if target.capability != (9, 0):
         return NoKernel("the kernel needs a Hopper GPU", "Use a GPU of compute capability 9.0.", ((9, 0),))

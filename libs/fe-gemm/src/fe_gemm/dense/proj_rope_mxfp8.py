@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fe_gemm import launch_proj_rope as launch
-from fe_gemm.launch_proj_rope import BLOCK, HEAD
+from fe_gemm.planning import proj_rope as launch
+from fe_gemm.planning.proj_rope import BLOCK, HEAD
 from fe_gemm.workspace_class import WorkspaceAPI
 from fe_runtime import KernelSpec
 from fe_runtime.api_base import APIBase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fe_gemm import launch_swiglu_backward as launch
+from fe_gemm.planning import swiglu_backward as launch
 from fe_runtime import KernelSpec
 from fe_runtime.contract import Bound, Contract, Output, OutputSpec
 from fe_runtime.gradient import Gradient

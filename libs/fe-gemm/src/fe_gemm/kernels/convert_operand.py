@@ -2,7 +2,7 @@
 float32 values are split.
 
 The floor is each byte once: that of an FP8 value and two written, or the four of a float32 value and six written, for
-the three parts of :mod:`fe_gemm.launch_convert`. No thread needs another one's data.
+the three parts of :mod:`fe_gemm.planning.convert`. No thread needs another one's data.
 
 What holds for float32:
 
@@ -23,7 +23,7 @@ from typing import Any
 import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, cute
 
-from fe_gemm.launch_convert import Launch, Problem, split_config
+from fe_gemm.planning.convert import Launch, Problem, split_config
 from fe_runtime.cute.arguments import fake_stream
 from fe_runtime.cute.convert import e4m3_to_bf16, e5m2_to_bf16
 from fe_runtime.cute.memory import access_bits, load_atom, store_atom
@@ -38,7 +38,7 @@ __all__ = ["Setup", "build", "converted_matrices", "fake_arguments", "launch_con
 def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Return the launcher and its fake arguments: operand (R, C, L), FP8 as bytes, workspace, stream.
 
-    ``config`` is what :func:`fe_gemm.launch_convert.config` returns.
+    ``config`` is what :func:`fe_gemm.planning.convert.config` returns.
     """
     setup = Setup.of(arch, *split_config(config))
 
@@ -88,7 +88,7 @@ def launch_convert(setup: Setup, operand: cute.Tensor, out: cute.Tensor, stream:
 def converted_matrices(problem: Problem, operand: cute.Tensor, workspace: cute.Tensor) -> cute.Tensor:
     """Return a workspace as the bf16 matrices that ``operand``, (R, C, L), becomes: R rows, C columns for each part.
 
-    ``workspace``: bf16, of the shape that :func:`fe_gemm.launch_convert.workspace_shape` returns, contiguous.
+    ``workspace``: bf16, of the shape that :func:`fe_gemm.planning.convert.workspace_shape` returns, contiguous.
     """
     rows, columns, batches = operand.shape
     return workspace_matrices(workspace, (rows, columns * len(problem.parts), batches), problem.major)

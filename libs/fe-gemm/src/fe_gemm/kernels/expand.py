@@ -13,7 +13,7 @@ from typing import Any
 import cutlass
 from cutlass import BFloat16, Boolean, Int32, Int64, Uint8, cute
 
-from fe_gemm.launch_expand import GROUP, TILE, Launch, Problem, split_config
+from fe_gemm.planning.expand import GROUP, TILE, Launch, Problem, split_config
 from fe_runtime.cute.arguments import fake_stream, fake_vector
 from fe_runtime.cute.convert import bf16_products, byte_of_each
 from fe_runtime.cute.memory import access_bits, load_atom, store_atom
@@ -31,7 +31,7 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
     """Return the launcher and its fake arguments: codes (R, C, L), scales (bytes,), workspace, stream.
 
     Codes are bytes, two e2m1 codes in each: (R, C / 2, L) then. ``config`` is what
-    :func:`fe_gemm.launch_expand.config` returns.
+    :func:`fe_gemm.planning.expand.config` returns.
     """
     setup = Setup.of(arch, *split_config(config))
 
@@ -89,7 +89,7 @@ def expanded_matrices(problem: Problem, codes: cute.Tensor, workspace: cute.Tens
     codes
         As for :func:`build`.
     workspace
-        bf16, of the shape that :func:`fe_gemm.launch_expand.workspace_shape` returns, contiguous.
+        bf16, of the shape that :func:`fe_gemm.planning.expand.workspace_shape` returns, contiguous.
     """
     rows, held, batches = codes.shape
     return workspace_matrices(workspace, (rows, held * 8 // problem.bits, batches), problem.major)

@@ -16,7 +16,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from fe_gemm.launch_mhc import STEP_ROWS, Launch, Problem
+from fe_gemm.planning.mhc import STEP_ROWS, Launch, Problem
 from fe_runtime.cute.rounding import div_rn
 
 from .warp_mma import bf16_terms, tf32

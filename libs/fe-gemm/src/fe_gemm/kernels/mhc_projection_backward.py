@@ -32,7 +32,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import CopyG2ROp
 
-from fe_gemm.launch_mhc import STEP_ROWS, Launch, Problem, split_config
+from fe_gemm.planning.mhc import STEP_ROWS, Launch, Problem, split_config
 from fe_runtime.cute.arguments import fake_rows, fake_stream
 from fe_runtime.cute.memory import load_atom, store_atom
 from fe_runtime.cute.ring import ThreadRing
@@ -53,7 +53,7 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
     """Return the launcher and its fake arguments.
 
     In order: x, weight, grad_proj, grad_r, r, dx, dweight, partial sums (splits, N * Kc), stream. ``config`` is what
-    :func:`fe_gemm.launch_mhc.config` returns.
+    :func:`fe_gemm.planning.mhc.config` returns.
     """
     del arch
     setup = Setup(*split_config(config))

@@ -15,7 +15,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, cute
 
-from fe_gemm.launch_swiglu_backward import BLOCK, Launch, Problem, split_pass_config
+from fe_gemm.planning.swiglu_backward import BLOCK, Launch, Problem, split_pass_config
 from fe_runtime.cute.arguments import fake_stream
 from fe_runtime.cute.convert import e4m3_to_bf16, e5m2_to_bf16
 from fe_runtime.cute.memory import access_bits, load_atom, store_atom
@@ -31,7 +31,7 @@ ALIGNMENT = 16
 def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Return the launcher and its fake arguments: dc (M, N/2, L), dab12 (M, N, L)?, ab12, workspace, stream.
 
-    ``config`` is what :func:`fe_gemm.launch_swiglu_backward.pass_config` returns.
+    ``config`` is what :func:`fe_gemm.planning.swiglu_backward.pass_config` returns.
     """
     setup = Setup.of(arch, *split_pass_config(config))
 
@@ -85,7 +85,7 @@ def launch_gradient(
 
 
 def workspace_matrices(problem: Problem, shape: tuple[Any, Any, Any], workspace: cute.Tensor) -> cute.Tensor:
-    """Return a workspace (:func:`~fe_gemm.launch_swiglu_backward.workspace_shape`) as matrices of ``shape``."""
+    """Return a workspace (:func:`~fe_gemm.planning.swiglu_backward.workspace_shape`) as matrices of ``shape``."""
     rows, columns, _ = shape
     step = 8 * ALIGNMENT // workspace.element_type.width
     lines, length = (rows, columns) if problem.major == "n" else (columns, rows)

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from fe_gemm.problem import CELL, Problem
-from fe_gemm.tiles import CONSUMERS, Launch
+from fe_gemm.planning.problem import CELL, Problem
+from fe_gemm.planning.tiles import CONSUMERS, Launch
 from fe_runtime.cute.pipeline import Position, Ring
 from fe_runtime.cute.schedule import TileGrid
 from fe_runtime.cute.wgmma import WARP_GROUP

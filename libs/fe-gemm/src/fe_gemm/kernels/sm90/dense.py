@@ -9,9 +9,10 @@ from typing import Any
 
 from cutlass import Float32, cute
 
-from fe_gemm import launch_convert, launch_expand
-from fe_gemm.dense_launch import Dense, split_config
 from fe_gemm.kernels import convert_operand, expand
+from fe_gemm.planning import convert as launch_convert
+from fe_gemm.planning import expand as launch_expand
+from fe_gemm.planning.dense import Dense, split_config
 from fe_runtime.cute.arguments import fake_stream, fake_vector
 from fe_runtime.cute.types import storage
 
@@ -24,7 +25,7 @@ __all__ = ["build"]
 def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Return the launcher and its fake arguments: those that ``config`` names, in its order, and the stream.
 
-    ``config`` is what :func:`fe_gemm.dense_launch.config` returns.
+    ``config`` is what :func:`fe_gemm.planning.dense.config` returns.
     """
     dense = split_config(config)
     operands = _Operands.of(arch, dense)

@@ -13,9 +13,9 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from fe_gemm.launches import Launches, split_config
-from fe_gemm.problem import Problem
-from fe_gemm.tiles import Launch
+from fe_gemm.planning.launches import Launches, split_config
+from fe_gemm.planning.problem import Problem
+from fe_gemm.planning.tiles import Launch
 from fe_runtime.cute.arguments import fake_stream
 from fe_runtime.cute.schedule import TileGrid
 from fe_runtime.cute.types import storage
@@ -32,7 +32,7 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
     """Return the launcher and its fake arguments: a (M, K, L), b (N, K, L), what the epilogue reads and writes,
     multiprocessors, stream.
 
-    ``config`` is what :func:`fe_gemm.launches.config` returns; the order is :attr:`Epilogue.names`.
+    ``config`` is what :func:`fe_gemm.planning.launches.config` returns; the order is :attr:`Epilogue.names`.
     """
     del arch
     product = Product(*split_config(config))

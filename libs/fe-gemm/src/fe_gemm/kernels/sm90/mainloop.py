@@ -14,7 +14,7 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fe_gemm.tiles import Launch, Problem
+from fe_gemm.planning.tiles import Launch, Problem
 from fe_runtime.cute.pipeline import Position, Ring
 from fe_runtime.cute.types import operand
 from fe_runtime.cute.wgmma import WarpGroupMma

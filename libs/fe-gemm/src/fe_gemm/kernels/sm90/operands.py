@@ -8,7 +8,7 @@ from typing import Any
 from cutlass import Int16, Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
-from fe_gemm.tiles import Launch, Problem
+from fe_gemm.planning.tiles import Launch, Problem
 from fe_runtime.cute.pipeline import Position, Ring
 from fe_runtime.cute.tma import load_atom, swizzled_layout
 from fe_runtime.cute.types import operand

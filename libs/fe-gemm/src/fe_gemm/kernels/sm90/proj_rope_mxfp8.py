@@ -15,8 +15,8 @@ import cutlass
 from cutlass import BFloat16, Int32, Int64, Uint8, cute
 
 from fe_gemm.kernels import expand_plain
-from fe_gemm.launch_proj_rope import Launch, Problem, split_config
-from fe_gemm.problem import Problem as Product
+from fe_gemm.planning.problem import Problem as Product
+from fe_gemm.planning.proj_rope import Launch, Problem, split_config
 from fe_runtime.cute.arguments import fake_stream
 
 from .block import dimensions, grid, run_block
@@ -31,7 +31,7 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
 
     These are x (T, K), w (N, K) or (K, N), cos and sin (T, 64), for MXFP8 also the scales of x and w; codes by rows
     (T, N), their scales (T, N/32), codes by columns (T, N), their scales (T/32, N); for MXFP8 workspaces for x and w in
-    bf16; stream. ``config`` is what :func:`fe_gemm.launch_proj_rope.config` returns.
+    bf16; stream. ``config`` is what :func:`fe_gemm.planning.proj_rope.config` returns.
     """
     problem, how, multiprocessors = split_config(config)
     setup = Setup(problem, how, multiprocessors)

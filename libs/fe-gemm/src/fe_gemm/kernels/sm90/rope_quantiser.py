@@ -21,8 +21,8 @@ import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint16, cute
 from cutlass.cute.nvgpu import cpasync
 
-from fe_gemm.launch_proj_rope import BLOCK, HEAD
-from fe_gemm.tiles import CELL_ROWS, CONSUMERS
+from fe_gemm.planning.proj_rope import BLOCK, HEAD
+from fe_gemm.planning.tiles import CELL_ROWS, CONSUMERS
 from fe_runtime.cute.convert import e4m3_pair
 from fe_runtime.cute.memory import load_atom
 from fe_runtime.cute.rounding import bf16_values, mul_rn

@@ -12,7 +12,7 @@ from typing import Any
 
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from fe_gemm.tiles import CONSUMERS, Launch
+from fe_gemm.planning.tiles import CONSUMERS, Launch
 from fe_runtime.cute.wgmma import WARP_GROUP
 
 __all__ = ["SplitSum"]

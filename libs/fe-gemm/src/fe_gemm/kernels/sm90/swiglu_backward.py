@@ -12,7 +12,7 @@ from typing import Any
 from cutlass import Float32, cute
 
 from fe_gemm.kernels import swiglu_gradient
-from fe_gemm.launch_swiglu_backward import Plan, Problem, split_config
+from fe_gemm.planning.swiglu_backward import Plan, Problem, split_config
 from fe_runtime.cute.arguments import fake_stream
 from fe_runtime.cute.types import numeric, storage
 
@@ -26,7 +26,7 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
     """Return the launcher and its fake arguments.
 
     In order: dc (M, N/2, L), dab12 (M, N, L)?, a (M, K, L), b (N, K, L), ab12 (M, N, L), da, db, workspace, alpha,
-    stream. ``config`` is what :func:`fe_gemm.launch_swiglu_backward.config` returns.
+    stream. ``config`` is what :func:`fe_gemm.planning.swiglu_backward.config` returns.
     """
     plan = split_config(config)
 

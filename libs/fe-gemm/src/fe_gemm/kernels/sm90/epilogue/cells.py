@@ -15,7 +15,7 @@ import cutlass
 from cutlass import Float32, Int32, Uint16, cute
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind, make_smem_layout_atom
 
-from fe_gemm.problem import CELL, Sheet
+from fe_gemm.planning.problem import CELL, Sheet
 from fe_runtime.cute.convert import e2m1_word
 from fe_runtime.cute.tma import swizzled_offset
 from fe_runtime.cute.types import numeric, storage

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cutlass import Boolean, Float32, Int32, cute
 
-from fe_gemm.problem import CELL
+from fe_gemm.planning.problem import CELL
 
 __all__ = ["RowFactors"]
 

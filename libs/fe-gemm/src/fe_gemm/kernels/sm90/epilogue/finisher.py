@@ -13,8 +13,8 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, cute
 
 from fe_gemm.kernels.sm90.arguments import fake_matrices
-from fe_gemm.problem import CELL, Problem, Sheet
-from fe_gemm.tiles import CELL_BYTES, CONSUMERS, UPSTREAM_BUFFERS, Launch, cells
+from fe_gemm.planning.problem import CELL, Problem, Sheet
+from fe_gemm.planning.tiles import CELL_BYTES, CONSUMERS, UPSTREAM_BUFFERS, Launch, cells
 from fe_runtime.cute.types import numeric, storage
 from fe_runtime.cute.wgmma import fragment_column, fragment_row
 

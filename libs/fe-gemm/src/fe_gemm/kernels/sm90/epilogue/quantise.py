@@ -12,7 +12,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Float16, Float32, Int32, Int64, Uint8, Uint16, cute
 
-from fe_gemm.problem import CELL
+from fe_gemm.planning.problem import CELL
 from fe_runtime.cute.rounding import mul_rn
 
 from .cells import BLOCK, eight_bit_pair

@@ -8,8 +8,8 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
-from fe_gemm.problem import CELL, Sheet
-from fe_gemm.tiles import CELL_BYTES
+from fe_gemm.planning.problem import CELL, Sheet
+from fe_gemm.planning.tiles import CELL_BYTES
 from fe_runtime.cute.tma import store_atom
 from fe_runtime.cute.types import storage
 from fe_runtime.cute.wgmma import WARP_GROUP

@@ -12,8 +12,8 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
-from fe_gemm.problem import CELL, Sheet
-from fe_gemm.tiles import UPSTREAM_BUFFERS
+from fe_gemm.planning.problem import CELL, Sheet
+from fe_gemm.planning.tiles import UPSTREAM_BUFFERS
 from fe_runtime.cute.tma import load_atom
 
 from .cells import cell_layout, made_here, read, stored_columns, thread_offset

@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from fe_gemm.problem import Problem, Sheet
-from fe_gemm.tiles import CELL_BYTES, Launch, cells, is_valid, shared_bytes
+from fe_gemm.planning.problem import Problem, Sheet
+from fe_gemm.planning.tiles import CELL_BYTES, Launch, cells, is_valid, shared_bytes
 
 STORED = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 AMAX = Problem(c_dtype="float32", amax=True)

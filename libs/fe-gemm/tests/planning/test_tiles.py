@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from fe_gemm.tiles import (
+from fe_gemm.planning.tiles import (
     MOST_SHARED_BYTES,
     Launch,
     Problem,

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from fe_gemm.launches import Launches, choose_launches, config, split_config
-from fe_gemm.problem import Problem
-from fe_gemm.tiles import candidates, choose, is_valid
+from fe_gemm.planning.launches import Launches, choose_launches, config, split_config
+from fe_gemm.planning.problem import Problem
+from fe_gemm.planning.tiles import candidates, choose, is_valid
 from fe_runtime.compile import KernelSpec
 
 ARCH = "sm_90a"

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fe_gemm.planning.proj_rope import BLOCK, HEAD
 from fe_runtime.bench.accuracy import half_step
 from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
-
-from .launch_proj_rope import BLOCK, HEAD
 
 __all__ = ["GEMM_PROJ_ROPE_MXFP8"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fe_gemm.workload_mhc import MHC_PROJECTION_BACKWARD as WORKLOAD
+from fe_gemm.workloads.mhc import MHC_PROJECTION_BACKWARD as WORKLOAD
 from fe_runtime.bench.accuracy import judge
 from fe_runtime.bench.places import JaxPlace, NumpyPlace, Place, TorchPlace
 from fe_runtime.bench.problem import Problem, describe_case, minimum_bytes, plan_case
@@ -33,7 +33,7 @@ SMALL = [
 
 
 def test_declaring_it_loads_no_framework() -> None:
-    code = "import sys, fe_gemm.workload_mhc; print([n for n in ('torch', 'jax', 'cutlass') if n in sys.modules])"
+    code = "import sys, fe_gemm.workloads.mhc; print([n for n in ('torch', 'jax', 'cutlass') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -11,7 +11,7 @@ import naive_proj_rope as naive
 import numpy as np
 import pytest
 
-from fe_gemm.workload_proj_rope import GEMM_PROJ_ROPE_MXFP8 as WORKLOAD
+from fe_gemm.workloads.proj_rope import GEMM_PROJ_ROPE_MXFP8 as WORKLOAD
 from fe_runtime.bench.accuracy import judge
 from fe_runtime.bench.demo import run_case
 from fe_runtime.bench.places import JaxPlace, NumpyPlace, Place, TorchPlace
@@ -36,7 +36,7 @@ every_demo = pytest.mark.parametrize("case", [small(case) for case in WORKLOAD.d
 
 
 def test_declaring_it_loads_no_framework() -> None:
-    code = "import sys, fe_gemm.workload_proj_rope; "
+    code = "import sys, fe_gemm.workloads.proj_rope; "
     code += "print([n for n in ('torch', 'jax', 'cutlass') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

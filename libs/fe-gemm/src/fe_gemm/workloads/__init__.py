@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .workload_dense import GEMM_AMAX, GEMM_DSRELU, GEMM_SRELU, GEMM_SWIGLU
-from .workload_mhc import MHC_PROJECTION_BACKWARD
-from .workload_proj_rope import GEMM_PROJ_ROPE_MXFP8
+from .dense import GEMM_AMAX, GEMM_DSRELU, GEMM_SRELU, GEMM_SWIGLU
+from .mhc import MHC_PROJECTION_BACKWARD
+from .proj_rope import GEMM_PROJ_ROPE_MXFP8
 
 __all__ = [
     "GEMM_AMAX",

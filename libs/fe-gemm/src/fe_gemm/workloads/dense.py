@@ -12,7 +12,7 @@ import numpy as np
 from fe_runtime.bench.peers import torch_compiled
 from fe_runtime.bench.workload import Arrays, Case, Expected, Operands, Peer, Source, Workload
 
-from . import workload_operands as shared
+from . import operands as shared
 
 __all__ = ["GEMM_AMAX", "GEMM_DSRELU", "GEMM_SRELU", "GEMM_SWIGLU"]
 

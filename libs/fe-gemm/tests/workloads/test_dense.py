@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from naive_gemm import E2M1, E4M3, VALUES, unblocked, unpack
 
-from fe_gemm.workload_dense import GEMM_AMAX, GEMM_DSRELU, GEMM_SRELU, GEMM_SWIGLU
 from fe_gemm.workloads import WORKLOADS as ALL_WORKLOADS
+from fe_gemm.workloads.dense import GEMM_AMAX, GEMM_DSRELU, GEMM_SRELU, GEMM_SWIGLU
 from fe_runtime.bench.accuracy import judge
 from fe_runtime.bench.places import JaxPlace, NumpyPlace, Place, TorchPlace
 from fe_runtime.bench.problem import Problem, describe_case, plan_case

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from split_floats import HARD, hard_floats, parts
 
-from fe_gemm.launch_convert import (
+from fe_gemm.planning.convert import (
     DTYPES,
     PARTS,
     Problem,

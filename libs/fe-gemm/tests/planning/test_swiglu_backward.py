@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fe_gemm import tiles
 from fe_gemm.dense.swiglu_backward import OPERATION, find_kernel
-from fe_gemm.launch_swiglu_backward import (
+from fe_gemm.planning import tiles
+from fe_gemm.planning.swiglu_backward import (
     Launch,
     Problem,
     candidates,

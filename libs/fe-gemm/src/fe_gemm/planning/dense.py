@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from . import launch_convert, launch_expand, launches
+from . import convert as launch_convert
+from . import expand as launch_expand
+from . import launches
 from .launches import Launches
 from .problem import Problem
 
@@ -26,7 +28,7 @@ class Operands:
     element
         Canonical dtype of what is brought to a workspace.
     scale, vec
-        Of ``"blocks"``: the rest of the format (:data:`fe_gemm.launch_expand.FORMATS`).
+        Of ``"blocks"``: the rest of the format (:data:`fe_gemm.planning.expand.FORMATS`).
     """
 
     way: str = "direct"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fe_gemm.launch_mhc import Launch, Problem, candidates, choose, config, is_valid, shared_bytes, split_config
+from fe_gemm.planning.mhc import Launch, Problem, candidates, choose, config, is_valid, shared_bytes, split_config
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 COLUMNS = [8, 16, 64, 120, 264, 4096, 7168, 16384, 20480, 28672, 100_000]
@@ -101,7 +101,7 @@ def test_configuration_and_back() -> None:
 
 def test_imports_no_framework() -> None:
     code = (
-        "import sys, fe_gemm.launch_mhc; print([n for n in ('torch', 'jax', 'cutlass', 'numpy') if n in sys.modules])"
+        "import sys, fe_gemm.planning.mhc; print([n for n in ('torch', 'jax', 'cutlass', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

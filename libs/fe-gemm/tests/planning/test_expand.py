@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fe_gemm.launch_expand import (
+from fe_gemm.planning.expand import (
     FORMATS,
     GROUP,
     TILE,
