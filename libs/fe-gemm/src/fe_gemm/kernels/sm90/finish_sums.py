@@ -2,8 +2,9 @@
 
 Products of few rows are computed with the weights as rows of the tensor cores' operands, so their accumulators are not
 those that epilogues take. Here a thread loads the values that it would have accumulated, the slices added in their
-order, and gives them to the same :class:`~fe_gemm.kernels.sm90.epilogue.Finisher`. For 16 rows that is less than one
-hundredth of what the weights take to read, 8 bytes for each K bytes, and one more launch.
+order, and gives them to the same :class:`~fe_gemm.kernels.sm90.epilogue.Finisher`. For M rows and one slice that moves
+8 M bytes for each row of the weights, which has K bytes in MXFP8: 1.6 % of them for M = 16 and K = 8192, and one more
+launch.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ them and their scales, by TMA, into a ring of slots that are 128 bytes deep; oth
 as operands in float16; the rest multiply, each its own rows, without waiting for each other. See
 :mod:`.few_rows_products` for the arithmetic, :mod:`.few_rows_shared` for what a slot holds.
 
-Instructions for each byte of weights, with 16 tokens: about 2.5 with MXFP8, of which one multiplies sums by scales, and
-5 with NVFP4. Weights are rows of the tensor cores' operands, so 16 tokens cost a quarter of what 64 do; with tokens as
-rows, 64 of them at least, it would be four times as much.
+Instructions for each byte of weights, with 16 tokens, counted in the machine code: 3.5 with MXFP8, of which one
+multiplies sums by scales, and 5.9 with NVFP4. Weights are rows of the tensor cores' operands, so 16 tokens cost a
+quarter of what 64 do; with tokens as rows, 64 of them at least, it would be four times as much.
 """
 
 from __future__ import annotations
