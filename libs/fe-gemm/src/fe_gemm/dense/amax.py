@@ -83,7 +83,8 @@ def gemm_amax_wrapper(
 
     Notes
     -----
-    A NaN in A, B or a scale makes its results and ``amax`` NaN. Bit-identical from run to run. Not differentiable.
+    A NaN in A, B or a scale makes its results and ``amax`` NaN. Bit-identical from run to run. Not
+    differentiable: torch records no gradient for the results, and does not refuse.
     JAX arrays: L = 1, row-major operands and results.
 
     Source

@@ -101,7 +101,8 @@ def gemm_dsrelu_wrapper(
     Notes
     -----
     ``relu`` is strict, and keeps NaN. ``dprob`` does not contain ``prob``; its sums have a fixed order: bit-identical
-    from run to run. Not differentiable. JAX arrays: L = 1, row-major operands and results.
+    from run to run. Not differentiable: torch records no gradient for the results, and does not refuse. JAX arrays:
+    L = 1, row-major operands and results.
 
     Source
     ------

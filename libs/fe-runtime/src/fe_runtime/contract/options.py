@@ -147,6 +147,8 @@ def _fix(option: Option, value: object) -> str:
         meant = next((name for name in _MEANT.get(value.lower(), ()) if name in accepted), None)
         if meant is not None:
             return f"Did you mean {meant!r}?"
+    if option.default is not None and option.holds is not None and not option.holds(option.default):
+        return f"Pass another value than the default {option.default!r}, which is refused too."
     if option.default is not None:
         return f"Leave it out for the default {option.default!r}."
     meaning = option.doc.partition("None: ")[2] or option.doc
