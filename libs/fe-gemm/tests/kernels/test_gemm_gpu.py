@@ -43,7 +43,7 @@ LAUNCHES = {
     "64x128, K in two parts": Launch(64, 128, cluster_k=2, slots=5),
     "64x128, K in five parts": Launch(64, 128, cluster_k=5, slots=2),
     "128x128, K in two parts": Launch(128, 128, cluster_k=2, slots=4),
-    "128x192, K in three parts": Launch(128, 192, cluster_k=3, slots=2, store_buffers=1),
+    "128x128, K in three parts": Launch(128, 128, cluster_k=3, slots=2, store_buffers=1),
 }
 BYTE_LAUNCHES = {
     "128x192, two rows": Launch(128, 192, 2, 1, slots=4, store_buffers=3),

@@ -172,7 +172,7 @@ def test_nan_codes_reach_their_row_or_column_only(problem: Problem) -> None:
 def test_scales_far_from_one(problem: Problem, a_scales: tuple[int, int], b_scales: tuple[int, int]) -> None:
     """Every scale counts exactly, whatever the other one is; both ways of the kernel are taken."""
     problem = replace(problem, out_dtype="float32")
-    a, b = operands(problem, (7, 500, 544), a_scales, b_scales)
+    a, b = operands(problem, (7, 504, 544), a_scales, b_scales)
     compare(problem, a, b, multiply(problem, a, b), f"{a_scales} {b_scales}")
 
 
@@ -189,7 +189,7 @@ def test_values_beyond_float32_are_infinite() -> None:
 
 def test_zero_blocks() -> None:
     problem = replace(MXFP8, out_dtype="float32")
-    a, b = operands(problem, (16, 300, 544))
+    a, b = operands(problem, (16, 304, 544))
     for operand in (a, b):
         operand.codes[::2, 64:128], operand.scales[::2, 2:4] = 0, 0
     a.codes[5], a.scales[5] = 0, 0

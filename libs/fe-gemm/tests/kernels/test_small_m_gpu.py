@@ -44,10 +44,11 @@ def kernel(problem: SmallProblem, launch: SmallLaunch) -> Any:
 
 
 def operands(problem: SmallProblem, m: int, n: int, k: int) -> tuple[BlockedOperand, BlockedOperand]:
-    """Tokens and weights of finite values whose products stay far from the ends of float32."""
+    """Tokens and weights of finite values whose products stay far from the ends of the dtype they are rounded to."""
+    scales = (48, 72) if problem.out_dtype == "float16" else (100, 127)
     made = []
     for seed, (element, rows) in enumerate(((problem.token_element, m), (problem.element, n))):
-        operand = random_operand(element, problem.scale, problem.vec, (rows, k, 1), scales=(100, 127), seed=seed)
+        operand = random_operand(element, problem.scale, problem.vec, (rows, k, 1), scales=scales, seed=seed)
         codes = operand.codes if problem.bits == 4 else operand.codes & 0xBF  # no NaN, no infinity
         made.append(replace(operand, codes=codes))
     return made[0], made[1]
