@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
+from fe_gemm.kernels import swiglu_gradient
 from fe_gemm.planning.swiglu_backward import Launch, Problem, candidates, choose, config, is_valid, pass_config, plan
 from fe_runtime.compile import KernelSpec, resource_usage
 
@@ -52,6 +53,18 @@ def test_pass(problem: Problem, arch: str) -> None:
 @pytest.mark.parametrize(("problem", "n", "k"), [(Problem(), 28672, 4096), (WIDE, 64, 16)], ids=str)
 def test_sample(problem: Problem, n: int, k: int) -> None:
     check_all(problem, n, k)
+
+
+def test_codes_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the arrays come as views, whose element type has forgotten that bytes have no sign."""
+    decoded = []
+    for name in ("e4m3_to_bf16", "e5m2_to_bf16"):
+        decode = getattr(swiglu_gradient, name)
+        monkeypatch.setattr(
+            swiglu_gradient, name, lambda *a, decode=decode, name=name: decoded.append(name) or decode(*a)
+        )
+    check_all(BYTES, 64, 16)
+    assert decoded == 4 * ["e4m3_to_bf16"] + 4 * ["e5m2_to_bf16"]  # eight of up and of gate, by fours
 
 
 @pytest.mark.compile

@@ -122,7 +122,7 @@ class Place:
     vector: Int32
     batch: Int32
 
-    def load(self, setup: Setup, array: cute.Tensor, element: str | None, major: str) -> list[Float32]:
+    def load(self, setup: Setup, array: cute.Tensor, element: str, major: str) -> list[Float32]:
         """Return the values of an array of a dtype and either major in float32."""
         dtype, size = array.element_type, setup.launch.vector
         values, source = cute.make_rmem_tensor((size,), dtype), self._in(setup, array)
@@ -198,10 +198,10 @@ def _gradients(dc: Float32, up: Float32, gate: Float32) -> tuple[Float32, Float3
 _MINUS_LOG2_E = -1.4426950408889634
 
 
-def _decoded(values: cute.Tensor, element: str | None, hardware: bool) -> list[Float32]:
+def _decoded(values: cute.Tensor, element: str, hardware: bool) -> list[Float32]:
     """Return registers of a dtype in float32; exact."""
     size = cute.size(values.shape)
-    if values.element_type is not Uint8:
+    if storage(element) is not Uint8:  # the registers may say Int8: views of an array forget the sign
         wide = cute.make_rmem_tensor((size,), Float32)
         wide.store(values.load().to(Float32))
         return [wide[i] for i in range(size)]
