@@ -172,6 +172,27 @@ def _gemm_swiglu(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
     _compare("gemm_swiglu", result["c_tensor"], array(a), (up * gate / (1 + np.exp(-gate)))[..., None], 2.0**-8)
 
 
+def _grouped_gemm(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
+    a, b, ends = _normal(5, 8), _normal(2, 8, 8), np.array([2, 5], np.int32)
+    one, prob = np.ones(2, np.float32), np.ones(5, np.float32)
+    bf16 = (a.view(np.uint32) >> 16 << 16).view(np.float32), (b.view(np.uint32) >> 16 << 16).view(np.float32)
+    want = np.concatenate([bf16[0][:2] @ bf16[1][0].T, bf16[0][2:] @ bf16[1][1].T])
+    given = [array(x) for x in (ends, one, prob)]
+    operands = [_as_bfloat16(array(x)) for x in bf16]
+    result = fe_gemm.grouped_gemm_wrapper(
+        operands[0], given[0], given[1], operands[1], prob_tensor=given[2], d_dtype="float32"
+    )["d_tensor"]
+    _compare("grouped_gemm", result, given[1], want, 2.0**-18)
+
+
+def _as_bfloat16(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        import ml_dtypes
+
+        return x.astype(ml_dtypes.bfloat16)
+    return x.bfloat16() if hasattr(x, "bfloat16") else x.astype("bfloat16")
+
+
 def _mhc_projection_backward(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
     x, weight, grad = _normal(24, 64).astype(_bfloat16()), _normal(8, 64), _normal(24, 8)
     grad_r, r = _normal(24, 1), np.abs(_normal(24, 1)) + 1
@@ -184,7 +205,7 @@ def _mhc_projection_backward(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
 
 
 OPERATIONS: dict[str, list[Callable[[Any, Callable[[Any], Any]], None]]] = {
-    "fe_gemm": [_gemm_swiglu, _mhc_projection_backward],
+    "fe_gemm": [_gemm_swiglu, _mhc_projection_backward, _grouped_gemm],
     "fe_norm": [_rmsnorm_silu, _rms_norm, _rmsnorm_rht_amax],
     "fe_conv": [_causal_conv1d, _causal_conv1d_update],
     "fe_rope": [_tail_rope, _rope_qdq, _vision_rope_backward],

@@ -23,7 +23,7 @@ import torch
 from fe_conv import causal_conv1d_update
 from fe_conv.launch_update import Launch, Problem, candidates, choose, config, split_config
 from fe_conv.update import OPERATION
-from fe_runtime.bench.machine import commit_record, gpu_record, machine_record, today, versions
+from fe_runtime.bench.machine import run_record
 from fe_runtime.compile import cache
 from fe_runtime.compile.spec import KernelSpec
 
@@ -82,16 +82,9 @@ def time_peers(layers: Sequence[Any], length: int) -> dict[str, float]:
 
 def write_record(path: Path, commit: str | None, bandwidth: float, cases: list[dict[str, Any]]) -> None:
     """Write what was measured, and on what."""
-    record = {
-        "benchmark": "causal_conv1d_update, 24 layers in one CUDA graph, microseconds per call",
-        "date": today(),
-        "commit": commit_record() if commit is None else {"id": commit},
-        "machine": machine_record(),
-        "gpu": gpu_record(),
-        "versions": versions(("fe-conv", "fla-core")),
-        "copy_gb_per_s": bandwidth / 1e9,
-        "cases": cases,
-    }
+    what = "causal_conv1d_update, 24 layers in one CUDA graph, microseconds per call"
+    figures = {"copy_gb_per_s": bandwidth / 1e9, "cases": cases}
+    record = run_record(what, commit, ("fe-conv", "fla-core")) | figures
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,34 +1,28 @@
 """Time the Hopper core beside torch and quack: ``python core.py bf16 fp8 few fused``, any of these.
 
-``bf16``, ``fp8``: launches on large products. ``few``: launches for few rows. ``fused``: the plain product and the
-epilogues of the dense operations.
-
-A GPU at its power limit slows down while it is measured. So everything is timed in turn, round after round, and what
-counts is the ratio to torch within a round, of which the median is printed.
+``bf16``, ``fp8``: launches on large products. ``few``: launches for few rows, and for 128 all that keep most
+multiprocessors at work. ``fused``: the plain product and the epilogues of the dense operations.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
+from racing import ARCH, Calls, Record, prepare
 
 from fe_gemm.planning.launches import config
 from fe_gemm.planning.problem import Problem
 from fe_gemm.planning.tiles import Launch, choose, is_valid, roomy
-from fe_runtime.bench.places import find_place
-from fe_runtime.compile.ahead import compile_many
 from fe_runtime.compile.cache import load
 from fe_runtime.compile.spec import KernelSpec
 
-ARCH = "sm_90a"
 LARGE = ((8192, 8192, 8192), (4096, 28672, 8192), (8192, 4096, 4096))
-FEW = ((16, 28672, 8192), (128, 8192, 8192), (16, 8192, 8192), (64, 4096, 4096))
-ROUNDS = 20
+FEW = ((16, 28672, 8192), (128, 8192, 8192), (128, 4096, 4096), (16, 8192, 8192), (64, 4096, 4096))
 BYTES = Problem("float8_e4m3fn")
 LAUNCHES = {
     "bf16": [Launch(128, 256, 2, 1, band=band) for band in (2, 4, 8)]
@@ -38,7 +32,12 @@ LAUNCHES = {
         Launch(64, 256, store_buffers=1),
         Launch(64, 128, store_buffers=1),
         Launch(64, 128, cluster_k=2, store_buffers=1),
+        Launch(64, 256, cluster_k=2, store_buffers=1),
+        Launch(64, 256, cluster_k=4, store_buffers=1),
         Launch(128, 128, cluster_k=2, store_buffers=1),
+        Launch(128, 128, cluster_k=4, store_buffers=1),
+        Launch(128, 192, cluster_k=3, store_buffers=1),
+        Launch(128, 256, cluster_k=4, store_buffers=1),
         Launch(128, 64, cluster_n=2, store_buffers=1),
         Launch(128, 64, cluster_n=4, store_buffers=1),
     ],
@@ -51,38 +50,52 @@ FUSED = {
     "dsrelu": Problem(epilogue="dsrelu", upstream_dtype="bfloat16", alpha=True),
 }
 
-Calls = dict[str, Callable[[], Any]]
-
 
 def main() -> None:
     """Time what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=[*LAUNCHES, "fused"])
-    for what in parser.parse_args().what:
+    Record.add_arguments(parser)
+    arguments, record = parser.parse_args(), Record("the Hopper core beside torch and quack")
+    for what in arguments.what:
         if what == "fused":
-            time_fused()
+            time_fused(record)
         else:
-            time_launches(what)
+            time_launches(what, record)
+    record.write(arguments)
 
 
-def time_launches(what: str) -> None:
+def time_launches(what: str, record: Record) -> None:
     """Time launches of the plain product."""
     problem = BYTES if what == "fp8" else Problem()
-    launches = [roomy(problem, launch) for launch in LAUNCHES[what]]
-    launches = [launch for launch in launches if is_valid(problem, launch)]
-    prepare([(problem, launch) for launch in launches])
     for m, n, k in FEW if what == "few" else LARGE:
+        tried = full_waves(problem, m, n) if what == "few" and m > 64 else LAUNCHES[what]
+        launches = [launch for tile in tried if is_valid(problem, launch := roomy(problem, tile))]
+        prepare([spec_of(problem, launch) for launch in launches])
         a, b, c = operand(m, k, problem), operand(n, k, problem), result(m, n)
         calls = peers(a, b, problem)
         for launch in launches:
             calls[str(launch)] = call_of(problem, launch, (a, b, c))
-        race(f"{what} {m}x{n}x{k}", calls, 2 * m * n * k)
+        record.race(f"{what} {m}x{n}x{k}", calls, 2 * m * n * k / 1e12, "TFLOP/s")
 
 
-def time_fused() -> None:
+def full_waves(problem: Problem, m: int, n: int) -> list[Launch]:
+    """Return the launches whose blocks keep most multiprocessors at work for one tile, or for two."""
+    found = []
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    for tile_m, tile_n, rows, columns, parts in product((64, 128), range(64, 257, 64), (1, 2), (1, 2, 4), range(1, 9)):
+        launch = Launch(tile_m, tile_n, rows, columns, parts, store_buffers=1)
+        blocks = -(-m // (tile_m * rows)) * -(-n // (tile_n * columns)) * launch.cluster
+        waves = -(-blocks // count)
+        if tile_m * rows <= m and waves <= 2 and blocks >= 0.9 * waves * count:
+            found.append(launch)
+    return found
+
+
+def time_fused(record: Record) -> None:
     """Time the epilogues, bf16 in and out."""
     chosen = {name: (problem, choose(problem, 8192, 8192, ARCH)) for name, problem in FUSED.items()}
-    prepare(list(chosen.values()))
+    prepare([spec_of(*pair) for pair in chosen.values()])
     for m, n, k in LARGE:
         a, b, c, pre = operand(m, k, Problem()), operand(n, k, Problem()), result(m, n), result(m, n)
         prob, dprob, maximum = (torch.rand(shape, device="cuda") for shape in ((m, 1, 1), (m, 1, 1), (1,)))
@@ -96,7 +109,7 @@ def time_fused() -> None:
         }
         calls = peers(a, b, Problem())
         calls |= {name: call_of(*chosen[name], (a, b, *more)) for name, more in others.items()}
-        race(f"fused {m}x{n}x{k}", calls, 2 * m * n * k)
+        record.race(f"fused {m}x{n}x{k}", calls, 2 * m * n * k / 1e12, "TFLOP/s")
 
 
 def peers(a: Any, b: Any, problem: Problem) -> Calls:
@@ -118,30 +131,6 @@ def peers(a: Any, b: Any, problem: Problem) -> Calls:
     except ImportError:
         return calls
     return {**calls, "quack": lambda: gemm(rows, columns, out=out, tuned=False)}
-
-
-def race(title: str, calls: Calls, operations: int) -> None:
-    """Time calls in turn and print them, the fastest first."""
-    print(f"--- {title}", flush=True)
-    found = find_place("torch").timer().measure({name: in_rounds(call) for name, call in calls.items()}, ROUNDS)
-    base = next(iter(found.values())).seconds
-    ratios = {name: median(b / t for b, t in zip(base, timing.seconds, strict=True)) for name, timing in found.items()}
-    for name in sorted(ratios, key=lambda name: -ratios[name]):
-        seconds = found[name].median
-        rate = operations / seconds / 1e12
-        print(f"  {ratios[name]:.3f} of torch  {seconds * 1e6:8.1f} us  {rate:7.1f} TFLOP/s  {name}", flush=True)
-
-
-def in_rounds(call: Callable[[], Any]) -> Callable[[int], Any]:
-    """Return a call that takes the number of its round and does the same in each."""
-    return lambda _: call()
-
-
-def prepare(pairs: Sequence[tuple[Problem, Launch]]) -> None:
-    """Compile kernels, in parallel."""
-    for spec, outcome in compile_many([spec_of(*pair) for pair in pairs]):
-        if isinstance(outcome, Exception):
-            raise RuntimeError(f"{spec.config}") from outcome
 
 
 def spec_of(problem: Problem, launch: Launch) -> KernelSpec:

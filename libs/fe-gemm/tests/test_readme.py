@@ -12,9 +12,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTAL
 
 
 def test_the_readme_has_examples() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["numpy", "gated mlp", "torch", "jax"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["numpy", "gated mlp", "torch", "experts", "jax"])
 def test_example_runs(code: str) -> None:
     exec(compile(code, str(README), "exec"), {"__name__": "example"})

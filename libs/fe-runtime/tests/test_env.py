@@ -87,7 +87,15 @@ def test_wrong_values_change_nothing(name: str, value: object, kind: type[Except
 
 def test_every_variable_is_in_the_table() -> None:
     readers: list[Callable[[], object]] = [read for _, read in FLAGS.values()]
-    others = {"cache_dir", "cache_size", "configure", "DEFAULT_CACHE_SIZE"}
+    others = {"cache_dir", "cache_size", "configure", "DEFAULT_CACHE_SIZE", "switch", "text"}
     assert {reader.__name__ for reader in readers} | others == set(env.__all__)
     for variable in (*FLAGS, "FE_CACHE_DIR", "FE_CACHE_SIZE"):
         assert f"``{variable}``" in (env.__doc__ or "")
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("yes", True), ("0", False), ("off", False), (" ", False)])
+def test_a_switch_of_another_library(value: str, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEER_SWITCH", value)
+    assert env.switch("PEER_SWITCH") is on
+    assert env.text("PEER_SWITCH") == value.strip()
+    assert (env.switch("PEER_OTHER"), env.text("PEER_OTHER")) == (False, "")

@@ -24,6 +24,34 @@ if _TYPE_CHECKING:  # what type checkers and editors see
     from .dense.swiglu import GemmSwiglu as GemmSwiglu
     from .dense.swiglu import gemm_swiglu_jax as gemm_swiglu_jax
     from .dense.swiglu import gemm_swiglu_wrapper as gemm_swiglu_wrapper
+    from .grouped.dglu import GroupedGemmDglu as GroupedGemmDglu
+    from .grouped.dglu import grouped_gemm_dglu_jax as grouped_gemm_dglu_jax
+    from .grouped.dglu import grouped_gemm_dglu_wrapper as grouped_gemm_dglu_wrapper
+    from .grouped.discrete_dswiglu import DiscreteGroupedGemmDswiglu as DiscreteGroupedGemmDswiglu
+    from .grouped.discrete_dswiglu import discrete_grouped_gemm_dswiglu_jax as discrete_grouped_gemm_dswiglu_jax
+    from .grouped.discrete_dswiglu import discrete_grouped_gemm_dswiglu_wrapper as discrete_grouped_gemm_dswiglu_wrapper
+    from .grouped.discrete_swiglu import DiscreteGroupedGemmSwiglu as DiscreteGroupedGemmSwiglu
+    from .grouped.discrete_swiglu import discrete_grouped_gemm_swiglu_jax as discrete_grouped_gemm_swiglu_jax
+    from .grouped.discrete_swiglu import discrete_grouped_gemm_swiglu_wrapper as discrete_grouped_gemm_swiglu_wrapper
+    from .grouped.dswiglu import GroupedGemmDswiglu as GroupedGemmDswiglu
+    from .grouped.dswiglu import grouped_gemm_dswiglu_jax as grouped_gemm_dswiglu_jax
+    from .grouped.dswiglu import grouped_gemm_dswiglu_wrapper as grouped_gemm_dswiglu_wrapper
+    from .grouped.glu import GroupedGemmGlu as GroupedGemmGlu
+    from .grouped.glu import grouped_gemm_glu_jax as grouped_gemm_glu_jax
+    from .grouped.glu import grouped_gemm_glu_wrapper as grouped_gemm_glu_wrapper
+    from .grouped.prepared import PreparedGroupedGemm as PreparedGroupedGemm
+    from .grouped.prepared import prepare_grouped_gemm as prepare_grouped_gemm
+    from .grouped.swiglu import GroupedGemmSwiglu as GroupedGemmSwiglu
+    from .grouped.swiglu import grouped_gemm_swiglu_jax as grouped_gemm_swiglu_jax
+    from .grouped.swiglu import grouped_gemm_swiglu_wrapper as grouped_gemm_swiglu_wrapper
+    from .grouped.unfused import GroupedGemm as GroupedGemm
+    from .grouped.unfused import grouped_gemm_jax as grouped_gemm_jax
+    from .grouped.unfused import grouped_gemm_wrapper as grouped_gemm_wrapper
+    from .grouped.wgrad import GroupedGemmWgrad as GroupedGemmWgrad
+    from .grouped.wgrad import WGradInputOrder as WGradInputOrder
+    from .grouped.wgrad import get_grouped_gemm_wgrad_workspace_size as get_grouped_gemm_wgrad_workspace_size
+    from .grouped.wgrad import grouped_gemm_wgrad_jax as grouped_gemm_wgrad_jax
+    from .grouped.wgrad import grouped_gemm_wgrad_wrapper as grouped_gemm_wgrad_wrapper
     from .mhc import MhcProjectionBackward as MhcProjectionBackward
     from .mhc import mhc_projection_backward as mhc_projection_backward
     from .mhc import mhc_projection_backward_jax as mhc_projection_backward_jax
@@ -44,6 +72,29 @@ _FRONT_DOORS = {
     "dense.dsrelu": ("GemmDsrelu", "gemm_dsrelu_jax", "gemm_dsrelu_wrapper"),
     "dense.srelu": ("GemmSrelu", "gemm_srelu_jax", "gemm_srelu_wrapper"),
     "dense.swiglu": ("GemmSwiglu", "gemm_swiglu_jax", "gemm_swiglu_wrapper"),
+    "grouped.dglu": ("GroupedGemmDglu", "grouped_gemm_dglu_jax", "grouped_gemm_dglu_wrapper"),
+    "grouped.glu": ("GroupedGemmGlu", "grouped_gemm_glu_jax", "grouped_gemm_glu_wrapper"),
+    "grouped.unfused": ("GroupedGemm", "grouped_gemm_jax", "grouped_gemm_wrapper"),
+    "grouped.wgrad": (
+        "GroupedGemmWgrad",
+        "WGradInputOrder",
+        "get_grouped_gemm_wgrad_workspace_size",
+        "grouped_gemm_wgrad_jax",
+        "grouped_gemm_wgrad_wrapper",
+    ),
+    "grouped.swiglu": ("GroupedGemmSwiglu", "grouped_gemm_swiglu_jax", "grouped_gemm_swiglu_wrapper"),
+    "grouped.dswiglu": ("GroupedGemmDswiglu", "grouped_gemm_dswiglu_jax", "grouped_gemm_dswiglu_wrapper"),
+    "grouped.discrete_swiglu": (
+        "DiscreteGroupedGemmSwiglu",
+        "discrete_grouped_gemm_swiglu_jax",
+        "discrete_grouped_gemm_swiglu_wrapper",
+    ),
+    "grouped.discrete_dswiglu": (
+        "DiscreteGroupedGemmDswiglu",
+        "discrete_grouped_gemm_dswiglu_jax",
+        "discrete_grouped_gemm_dswiglu_wrapper",
+    ),
+    "grouped.prepared": ("PreparedGroupedGemm", "prepare_grouped_gemm"),
     "mhc": ("MhcProjectionBackward", "mhc_projection_backward", "mhc_projection_backward_jax"),
     "mlp": ("interleave_gate_up", "split_gate_up", "swiglu_mlp", "swiglu_mlp_interleaved"),
 }

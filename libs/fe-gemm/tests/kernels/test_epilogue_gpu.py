@@ -324,6 +324,31 @@ def test_more_tiles_than_blocks(problem: Problem) -> None:
         check(Case(problem, launch, (2100, 6144, 72, 1)))
 
 
+PARTS = {
+    "halves": Launch(128, 256, cluster_k=2, slots=3),
+    "of four blocks": Launch(128, 256, cluster_k=4, slots=4, store_buffers=1),
+    "halves, two columns": Launch(128, 256, 1, 2, 2, slots=3, store_buffers=1),
+    "side by side": Launch(64, 256, cluster_k=2, slots=3, store_buffers=1),
+}
+
+
+@pytest.mark.parametrize("epilogue", [name for name in EPILOGUES if name != "dsrelu"])
+@pytest.mark.parametrize("launch", PARTS.values(), ids=list(PARTS))
+def test_parts_of_tiles(epilogue: str, launch: Launch) -> None:
+    """Of K in parts, where each block finishes a part of the columns."""
+    problem = EPILOGUES[epilogue]
+    for shape in [*shapes(problem), (2100, 2048, 200, 1)]:
+        check(Case(problem, launch, shape))
+    check(Case(replace(problem, c_major="m"), launch, EVEN_SHAPES[1]))
+
+
+@pytest.mark.parametrize("name", ["halves", "of four blocks"])
+def test_quantised_parts_of_tiles(name: str) -> None:
+    problem = replace(SRELU, c_dtype="float8_e4m3fn", scale_dtype="float8_e8m0fnu", amax=True)
+    for shape in [*shapes(problem), (600, 2048, 200, 1)]:
+        check_exact(Case(problem, PARTS[name], shape, whole=True, norm=0.75, alpha=0.5))
+
+
 @every_epilogue
 def test_other_operands(problem: Problem) -> None:
     turned = replace(problem, dtype="float16", a_major="m", b_major="n")

@@ -124,7 +124,7 @@ def test_every_cell_of_an_upstream_matrix_is_awaited_in_its_turn(
     monkeypatch.setattr(upstream, "made_here", lambda start: start)
     sheet = Sheet("upstream", "bfloat16", "n")
     places = tuple((0, i) for i in range(count))
-    inlet = upstream.Inlet(sheet, places, None, None, Coordinates(), 0, 0, True, [0])  # type: ignore[arg-type]
+    inlet = upstream.Inlet(sheet, places, None, None, Coordinates(), None, 0, 0, True, [0])  # type: ignore[arg-type]
     for _ in range(tiles):
         for index in range(count):
             assert inlet.read(index) == index % UPSTREAM_BUFFERS * sheet.cell_bytes

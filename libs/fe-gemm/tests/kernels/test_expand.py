@@ -22,6 +22,11 @@ PROBLEMS = {
     "nvfp4": Problem("float4_e2m1fn", "float8_e4m3fn", 16),
     "mxfp4": Problem("float4_e2m1fn"),
     "fp4 e8m0 16": Problem("float4_e2m1fn", vec=16),
+    "mxfp8 in groups": Problem(grouped=True),
+    "mxfp8 of columns in groups": Problem(major="m", grouped=True),
+    "nvfp4 in groups": Problem("float4_e2m1fn", "float8_e4m3fn", 16, grouped=True),
+    "mxfp8 in ragged groups": Problem(grouped=True, ragged=True),
+    "mxfp4 in ragged groups": Problem("float4_e2m1fn", grouped=True, ragged=True),
 }
 
 
@@ -42,7 +47,7 @@ def check(problem: Problem, launch: Launch, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["mxfp8", "mxfp8 of columns", "nvfp4"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp8 of columns", "nvfp4", "mxfp8 of columns in groups"])
 def test_sample(name: str, arch: str) -> None:
     check(PROBLEMS[name], choose(PROBLEMS[name], arch), arch)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fe_runtime
-from fe_gemm.kernels.sm90.finish_sums import choose
+from fe_gemm.planning.few_rows import finishing_launch
 from fe_gemm.planning.launches import config
 from fe_gemm.planning.problem import Problem
 from fe_runtime.compile import KernelSpec, resource_usage
@@ -31,7 +31,7 @@ def own_cache(tmp_path: Path) -> Iterator[None]:
 
 
 def check(problem: Problem) -> None:
-    flat = config(problem, choose(problem))
+    flat = config(problem, finishing_launch(problem))
     usage = resource_usage(
         KernelSpec.of("fe_gemm.finish_sums", "fe_gemm.kernels.sm90.finish_sums:build", "sm_90a", **flat)
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fe_gemm.kernels.sm90.finish_sums import choose
+from fe_gemm.planning.few_rows import finishing_launch
 from fe_gemm.planning.launches import config
 from fe_gemm.planning.problem import Problem
 from fe_runtime import testing
@@ -27,7 +27,7 @@ def finish(
     """Run an epilogue; return its outputs as numpy arrays in float32."""
     if capability(Device("cuda", 0)) != (9, 0):
         pytest.skip("a kernel for compute capability 9.0")
-    flat = config(problem, choose(problem))
+    flat = config(problem, finishing_launch(problem))
     builder = "fe_gemm.kernels.sm90.finish_sums:build"
     try:
         run = load(KernelSpec.of("fe_gemm.finish_sums", builder, "sm_90a", **flat))

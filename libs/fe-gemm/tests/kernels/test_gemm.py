@@ -10,13 +10,14 @@ import pytest
 
 import fe_runtime
 from fe_gemm.planning.launches import choose_launches, config
-from fe_gemm.planning.tiles import Launch, Problem, candidates, choose, is_valid
+from fe_gemm.planning.tiles import Launch, Problem, candidates, choose, is_valid, roomy
 from fe_runtime.compile import KernelSpec, resource_usage
 
 ARCH = "sm_90a"
 THREADS = 384
 REGISTERS = 65536  # of a multiprocessor; a block takes one
 TRANSPOSED = Problem(a_major="m", b_major="n", c_major="m")
+SWIGLU = Problem(epilogue="swiglu", pre_dtype="bfloat16", alpha=True)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,8 @@ SAMPLE = {
     "float16, cluster of four": (Problem("float16", "float16", b_major="n"), Launch(256, 128, 2, 2)),
     "8 bits": (Problem("float8_e4m3fn"), choose(Problem("float8_e4m3fn"), 4096, 4096, ARCH)),
     "few rows": (Problem(), Launch(64, 128, cluster_k=2)),
+    "shared operands, K in parts": (Problem(), Launch(128, 64, 1, 2, 2)),
+    "quarters of a tile": (Problem(), Launch(128, 256, cluster_k=4, store_buffers=1)),
 }
 
 
@@ -79,10 +82,19 @@ def test_launches_for_few_and_many_rows() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("parts", [2, 3, 4, 8])
-def test_every_number_of_parts_of_k(parts: int) -> None:
-    for problem in (Problem(), TRANSPOSED, Problem("float8_e5m2")):
-        check(problem, Launch(64, 128, cluster_k=parts, slots=2, store_buffers=1))
+@pytest.mark.parametrize("parts", [2, 3, 4, 6])
+@pytest.mark.parametrize("tile", [tile for tile in TILES if tile[0] < 256], ids=str)
+def test_every_number_of_parts_of_k(tile: tuple[int, int], parts: int) -> None:
+    """Also of blocks that share operands, if there are few enough."""
+    several = [(problem, (1, 1)) for problem in (Problem(), TRANSPOSED, Problem("float8_e5m2"), SWIGLU)]
+    several += [(Problem(), (2, 1)), (Problem(), (1, 2))]
+    launches = [
+        (problem, roomy(problem, Launch(*tile, *cluster, parts, store_buffers=1))) for problem, cluster in several
+    ]
+    valid = [(problem, launch) for problem, launch in launches if is_valid(problem, launch)]
+    assert (Problem(), launches[0][1]) in valid
+    for problem, launch in valid:
+        check(problem, launch)
 
 
 @pytest.mark.compile

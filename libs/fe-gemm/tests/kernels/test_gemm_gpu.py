@@ -41,15 +41,31 @@ LAUNCHES = {
     "64x256, two columns": Launch(64, 256, 1, 2, slots=4),
     "64x256, two rows": Launch(64, 256, 2, 1, slots=4),
     "64x128, K in two parts": Launch(64, 128, cluster_k=2, slots=5),
-    "64x128, K in five parts": Launch(64, 128, cluster_k=5, slots=2),
+    "64x128, K in five parts": Launch(64, 128, cluster_k=5, slots=6),
     "128x128, K in two parts": Launch(128, 128, cluster_k=2, slots=4),
     "128x128, K in three parts": Launch(128, 128, cluster_k=3, slots=2, store_buffers=1),
+    "128x64, two columns, K in two parts": Launch(128, 64, 1, 2, 2, slots=6),
+    "64x128, two rows, K in three parts": Launch(64, 128, 2, 1, 3, slots=5),
+    "64x128, two by two, K in two parts": Launch(64, 128, 2, 2, 2, slots=6),
+    "128x64, four columns, K in two parts": Launch(128, 64, 1, 4, 2, slots=6, store_buffers=1),
+    "128x128, two columns, K in two parts": Launch(128, 128, 1, 2, 2, slots=4),
+    "128x256, K in four parts": Launch(128, 256, cluster_k=4, slots=4, store_buffers=1),
+    "128x256, two columns, K in four parts": Launch(128, 256, 1, 2, 4, slots=3, store_buffers=1),
+    "128x256, K in six parts": Launch(128, 256, cluster_k=6, slots=4, store_buffers=1),
+    "128x192, K in three parts": Launch(128, 192, cluster_k=3, slots=4),
+    "128x192, K in two parts": Launch(128, 192, cluster_k=2, slots=4),
+    "128x128, K in four parts": Launch(128, 128, cluster_k=4, slots=6),
+    "256x128, K in two parts": Launch(256, 128, cluster_k=2, slots=3),
+    "64x256, K in two parts": Launch(64, 256, cluster_k=2, slots=4),
+    "64x256, two rows, K in four parts": Launch(64, 256, 2, 1, 4, slots=4),
 }
 BYTE_LAUNCHES = {
     "128x192, two rows": Launch(128, 192, 2, 1, slots=4, store_buffers=3),
     "128x128, two columns": Launch(128, 128, 1, 2, slots=6),
     "64x128": Launch(64, 128, slots=8),
     "64x128, K in two parts": Launch(64, 128, cluster_k=2, slots=5),
+    "128x64, two columns, K in two parts": Launch(128, 64, 1, 2, 2, slots=6),
+    "128x128, K in two parts": Launch(128, 128, cluster_k=2, slots=6),
 }
 every_launch = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=list(LAUNCHES))
 

@@ -17,6 +17,7 @@ from naive_gemm import E4M3, encode
 pytest.importorskip("cutlass", reason="needs the kernel language (nvidia-cutlass-dsl)")
 
 from fe_gemm.kernels.sm90 import rope_quantiser, rope_values
+from fe_gemm.kernels.sm90.parts import Tile
 from fe_gemm.kernels.sm90.rope_quantiser import RopeQuantiser
 
 THREADS = np.arange(128)
@@ -166,8 +167,9 @@ class Emulation:
                 return FLOAT(y[first + 8 * half, 8 * block + THREADS % 4 * 2 + side])
 
         view = self._view(group)
-        view.begin(INT(row), INT(column), INT(0))
-        view.finish(Accumulator(), INT(row), INT(column), INT(0))
+        tile = Tile(INT(64 * row), INT(column), INT(0), None, None)
+        view.begin(tile)
+        view.finish(Accumulator(), tile)
         staged = self.shared.bytes[: 4 * 64 * 192].reshape(2, 2, 64, 192)[group]
         return staged[0].copy(), staged[1].copy()
 

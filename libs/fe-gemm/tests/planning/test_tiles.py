@@ -14,8 +14,12 @@ from fe_gemm.planning.tiles import (
     candidates,
     cells,
     choose,
+    finishers,
+    finishing,
     is_valid,
+    roomy,
     shared_bytes,
+    split_bytes,
 )
 
 ARCH = "sm_90a"
@@ -69,9 +73,10 @@ INVALID = {
     "cluster of an odd width": {"cluster_n": 3},
     "cluster too large": {"cluster_m": 2, "cluster_n": 4},
     "no buffers": {"store_buffers": 0},
-    "K in parts, and shared operands": {"cluster_k": 2, "cluster_m": 2, "tile_n": 128},
+    "too many blocks in a cluster": {"cluster_k": 3, "cluster_n": 4, "tile_m": 64, "tile_n": 128, "slots": 8},
     "K in too many parts": {"cluster_k": 9, "tile_m": 64, "tile_n": 64, "slots": 2},
-    "no room for the sums of others": {"cluster_k": 2},
+    "no room for the sums of others": {"cluster_k": 8},
+    "no registers for the sums of others": {"tile_m": 256, "tile_n": 192, "cluster_k": 3, "slots": 3},
     "too many buffers": {"store_buffers": 4},
     "no band": {"band": 0},
 }
@@ -90,10 +95,51 @@ def test_cells_cover_the_tile(tile: tuple[int, int], count: int) -> None:
     assert 2 * count * 64 * 64 == tile[0] * tile[1]
 
 
-def test_sums_of_other_blocks_take_shared_memory() -> None:
-    launch = Launch(64, 128, cluster_k=3)
-    more = shared_bytes(Problem(), launch) - shared_bytes(Problem(), replace(launch, cluster_k=1))
-    assert more == 2 * 64 * 128 * 4
+SPLITS = {
+    "quarters": (Problem(), Launch(128, 256, cluster_k=4), 4, 3 * 128 * 64 * 4),
+    "halves": (Problem(), Launch(128, 128, cluster_k=2), 2, 128 * 64 * 4),
+    "halves of the columns of each warp group": (Problem(), Launch(64, 256, cluster_k=2), 2, 64 * 128 * 4),
+    "thirds": (Problem(), Launch(128, 192, cluster_k=3), 3, 2 * 128 * 64 * 4),
+    "three strips, two blocks": (Problem(), Launch(128, 192, cluster_k=2), 1, 128 * 192 * 4),
+    "two strips, three blocks": (Problem(), Launch(128, 128, cluster_k=3), 2, 2 * 128 * 64 * 4),
+    "four strips, six blocks": (Problem(), Launch(128, 256, cluster_k=6), 4, 5 * 128 * 64 * 4),
+    "one strip": (Problem(), Launch(64, 128, cluster_k=5), 1, 4 * 64 * 128 * 4),
+    "strips of two cells": (Problem(epilogue="swiglu"), Launch(128, 256, cluster_k=4), 2, 3 * 128 * 128 * 4),
+}
+
+
+@pytest.mark.parametrize(("problem", "launch", "count", "sums"), SPLITS.values(), ids=list(SPLITS))
+def test_blocks_finish_equal_parts_of_a_tile(problem: Problem, launch: Launch, count: int, sums: int) -> None:
+    """Each consists of whole strips; there is room for what the others send where the operands were."""
+    launch = roomy(problem, launch)
+    assert is_valid(problem, launch)
+    assert finishers(problem, launch) == count
+    part = finishing(problem, launch)
+    assert part == replace(launch, tile_n=launch.tile_n // count, cluster_k=1)
+    assert part.group_columns * count == launch.group_columns
+    assert cells(problem, part) * count == cells(problem, launch)
+    assert split_bytes(problem, launch) == sums <= launch.slots * launch.slot_bytes
+    assert shared_bytes(problem, launch) == shared_bytes(problem, replace(launch, cluster_k=1))
+
+
+def test_a_tile_with_all_of_k_is_finished_by_its_block() -> None:
+    for launch in candidates(Problem(), 4096, 4096, ARCH):
+        assert (finishers(Problem(), launch), split_bytes(Problem(), launch)) == (1, 0)
+        assert finishing(Problem(), launch) == launch
+
+
+def test_sums_over_rows_need_all_columns_of_a_tile() -> None:
+    """Their workspace has a line for those of each warp group."""
+    problem, launch = Problem(epilogue="dsrelu", upstream_dtype="bfloat16"), Launch(128, 128, slots=3)
+    assert is_valid(problem, launch)
+    assert not is_valid(problem, replace(launch, cluster_k=2))
+
+
+@pytest.mark.parametrize("cluster", [(2, 1, 2), (1, 2, 2), (2, 1, 4), (2, 2, 2), (1, 4, 2)], ids=str)
+def test_blocks_may_share_operands_and_parts_of_k(cluster: tuple[int, int, int]) -> None:
+    launch = Launch(64, 128, *cluster, slots=4)
+    assert is_valid(Problem(), launch)
+    assert launch.cluster == launch.sharing * cluster[2] <= 8
 
 
 def test_8_bit_operands_need_twice_the_accumulators() -> None:
@@ -106,6 +152,6 @@ def test_8_bit_operands_need_twice_the_accumulators() -> None:
 
 
 def test_shared_memory() -> None:
-    """Four slots of 48 KB, two buffers of 8 KB for each warp group, two barriers per slot and two more, and the
-    alignment."""
-    assert shared_bytes(Problem(), VALID) == 4 * 49152 + 4 * 8192 + 4 * 16 + 16 + 1024 <= MOST_SHARED_BYTES
+    """Four slots of 48 KB, two buffers of 8 KB for each warp group, two barriers per slot and three more, and
+    the alignment."""
+    assert shared_bytes(Problem(), VALID) == 4 * 49152 + 4 * 8192 + 4 * 16 + 24 + 1024 <= MOST_SHARED_BYTES

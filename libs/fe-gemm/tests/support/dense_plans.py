@@ -36,9 +36,9 @@ def on_gpu(dtype: str, shape: tuple[int, int, int], by_row: bool = True) -> Tens
     return TensorDesc.of(dtype, (rows, columns, batches), stride, device="cuda")
 
 
-def scales(dtype: str, rows: int, vec: int) -> TensorDesc:
-    tiles = -(-rows // 128), -(-K // (4 * vec))
-    return TensorDesc.of(dtype, (L, *tiles, 32, 4, 4), device="cuda")
+def scales(dtype: str, rows: int, k: int, batches: int, vec: int) -> TensorDesc:
+    tiles = -(-rows // 128), -(-k // (4 * vec))
+    return TensorDesc.of(dtype, (batches, *tiles, 32, 4, 4), device="cuda")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Call:
     results: tuple[str, ...] = ()
     major: str = "n"
     m: int = M
+    k: int = K
+    batches: int = L
 
     def __str__(self) -> str:
         known = (self.operation, self.element, self.scale, self.vec, self.majors, *self.results, self.major)
@@ -72,15 +74,17 @@ class Call:
 
     def bound(self) -> Bound:
         a, b = (
-            on_gpu(self.element, (rows, K, L), major == "k")
+            on_gpu(self.element, (rows, self.k, self.batches), major == "k")
             for rows, major in zip((self.m, N), self.majors, strict=True)
         )
         factors = [None, None]
         if self.scale is not None:
-            factors = [scales(self.scale, rows, self.vec) for rows in (self.m, N)]
+            factors = [scales(self.scale, rows, self.k, self.batches, self.vec) for rows in (self.m, N)]
         norm_const = TensorDesc.of("float32", (1,), device="cuda") if self.is_quantised else None
-        prob = TensorDesc.of("float32", (self.m, 1, L), device="cuda")
-        upstream = on_gpu(self.results[0], (self.m, N, L), self.major == "n") if self.operation == "dsrelu" else None
+        prob = TensorDesc.of("float32", (self.m, 1, self.batches), device="cuda")
+        upstream = None
+        if self.operation == "dsrelu":
+            upstream = on_gpu(self.results[0], (self.m, N, self.batches), self.major == "n")
         arrays: dict[str, list[Any]] = {
             "amax": [a, b, *factors],
             "swiglu": [a, b, *factors, norm_const],
@@ -116,6 +120,11 @@ class Call:
         return Operands()
 
     @property
+    def has_few_rows(self) -> bool:
+        """Whether there are kernels for few rows, which leave sums."""
+        return self.scale is not None and self.majors == "kk" and self.k >= 256
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """Names of what the kernel has to get."""
         scaled, own = self.scale is not None, self.operands.way != "direct"
@@ -134,14 +143,19 @@ class Call:
             "dprob": self.operation == "dsrelu",
         }
         last = {"scales": scales, "amax": amax} if self.operation == "swiglu" else {"amax": amax, "scales": scales}
-        rest = {"a_values b_values": own, "partials": self.operation == "dsrelu", "alpha": alpha}
+        rest = {
+            "a_values b_values": own,
+            "sums": self.has_few_rows,
+            "partials": self.operation == "dsrelu",
+            "alpha": alpha,
+        }
         return tuple(" ".join(name for name, there in (names | last | rest).items() if there).split())
 
     def workspace(self, rows: int, major: str) -> tuple[tuple[int, int], str]:
         """Return the shape of an operand's bf16 workspace, and its dtype."""
-        depth = 3 * K if self.operands.way == "split" else K
+        depth = 3 * self.k if self.operands.way == "split" else self.k
         lines, length = (rows, depth) if major == "k" else (depth, rows)
-        return (lines * L, -(-length // 8) * 8), "bfloat16"
+        return (lines * self.batches, -(-length // 8) * 8), "bfloat16"
 
 
 def blocks_of(operation: str) -> Iterator[Call]:
@@ -186,3 +200,14 @@ SAMPLE = [
     Call("dsrelu", E2M1, E8M0, 16, "kk", ("float32", "float16")),
 ]
 """One call of every kind of operands and of every epilogue."""
+
+FEW_ROWS = [
+    Call("amax", E4M3, E8M0, 32, results=("float32",), k=512, batches=1),
+    Call("amax", E2M1, E4M3, 16, results=("uint8",), k=512, batches=1),
+    Call("swiglu", E2M1, E8M0, 32, results=("bfloat16", "bfloat16"), k=512, batches=1),
+    Call("swiglu", E5M2, E8M0, 32, results=("float16", E4M3), k=512, batches=1),
+    Call("srelu", E2M1, E4M3, 16, results=("bfloat16", "bfloat16"), major="m", k=512, batches=1),
+    Call("dsrelu", E4M3, E8M0, 32, results=("bfloat16", E4M3), k=512, batches=1),
+    Call("dsrelu", E2M1, E8M0, 16, results=("float32", "float16"), k=512, batches=1),
+]
+"""Calls that kernels for few rows may serve, of every format and every epilogue."""

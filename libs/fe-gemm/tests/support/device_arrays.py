@@ -10,7 +10,14 @@ from typing import Any
 __all__ = ["DeviceArray"]
 
 CUDA = 2
-CODES = {"uint8": (1, 8), "bfloat16": (4, 16), "float16": (2, 16), "float32": (2, 32)}
+CODES = {
+    "uint8": (1, 8),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "bfloat16": (4, 16),
+    "float16": (2, 16),
+    "float32": (2, 32),
+}
 """Kind and bits of dtypes in DLPack."""
 ADDRESS = 0x7F00_0000_0000
 

@@ -194,7 +194,9 @@ class APIBase:
         kernel = None if plan.kernel is None else self._kernel_for(live, compiled, plan)
         launch = self._launch(live, kernel, run, stream)
         check = self._operation.check_values
-        return launch if check is None else with_value_check(check, live, contract.input_names, launch)
+        if check is None:
+            return launch
+        return with_value_check(check, live, contract.input_names, launch, self._operation.check_variable)
 
     def _launch(
         self, live: Bound, kernel: Kernel | None, run: Callable[..., object], stream: object

@@ -26,6 +26,8 @@ __all__ = [
     "no_jit",
     "silence_experimental",
     "strict",
+    "switch",
+    "text",
 ]
 
 DEFAULT_CACHE_SIZE = 256
@@ -83,6 +85,16 @@ def silence_experimental() -> bool:
     return _flag("silence_experimental")
 
 
+def switch(name: str) -> bool:
+    """Whether a variable of another library that ours honours is set to something other than off."""
+    return _is_on(os.environ.get(name, ""))
+
+
+def text(name: str) -> str:
+    """Return the value of a variable of another library that ours honours, ``""`` where it is not set."""
+    return os.environ.get(name, "").strip()
+
+
 def cache_size() -> int:
     """Compiled kernels kept in memory per operation, at least 1."""
     value = _overrides.get("cache_size", os.environ.get("FE_CACHE_SIZE", DEFAULT_CACHE_SIZE))
@@ -121,4 +133,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 def _flag(name: str) -> bool:
     if name in _overrides:
         return bool(_overrides[name])
-    return os.environ.get("FE_" + name.upper(), "").strip().lower() not in ("", "0", "false", "no", "off")
+    return _is_on(os.environ.get("FE_" + name.upper(), ""))
+
+
+def _is_on(value: str) -> bool:
+    return value.strip().lower() not in ("", "0", "false", "no", "off")

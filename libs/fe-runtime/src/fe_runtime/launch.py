@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "START",
+    "allocator",
     "direct_launch",
     "is_empty",
     "kernel_call",
@@ -47,7 +48,7 @@ def kernel_call(
     Without elements there is no launch and ``run`` is not needed: see :func:`is_empty`.
     """
     contract, form = operation.contract, kernel.form
-    allocators = [_allocator(bound, spec) for spec in bound.outputs]
+    allocators = [allocator(bound, spec) for spec in bound.outputs]
     launch = kernel_launch(operation, bound, kernel, run)
     there = [name in bound.arrays for name in contract.input_names]
     first = there.index(True)
@@ -58,22 +59,31 @@ def kernel_call(
         launch(arrays, outputs)
         return outputs
 
-    allocate, *others = allocators or [None]
-    if allocate is None or any(others) or run is None or is_empty(bound) or contract.mutated or form.scratch:
+    if run is None or is_empty(bound) or contract.mutated or form.scratch:
         return call
-    if any(_accumulating(bound)):
+    if any(_accumulating(bound)) or any(_presenters(contract, bound, form)):
         return call
-    if any(_presenters(contract, bound, form)):
+    pick, scalars = _picker(there), _scalars(bound, form)
+    wanted = [number for number, allocate in enumerate(allocators) if allocate]
+    absent = (None,) * (len(allocators) - len(wanted))
+    if wanted != list(range(len(wanted))) or len(wanted) not in (1, 2):
         return call
-    pick, scalars, absent = _picker(there), _scalars(bound, form), (None,) * len(others)
+    allocate, *more = [allocate for allocate in allocators if allocate]
 
-    def call_as_given(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def call_for_one(arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The same for one output and operands that need no preparation, without the steps in between."""
         output = allocate(arrays[first])
         run(*pick(arrays), output, *scalars)
         return (output, *absent)
 
-    return call_as_given
+    def call_for_two(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """The same for two outputs, unrolled: a loop would cost a microsecond."""
+        like = arrays[first]
+        one, two = allocate(like), more[0](like)
+        run(*pick(arrays), one, two, *scalars)
+        return (one, two, *absent)
+
+    return call_for_two if more else call_for_one
 
 
 def direct_launch(
@@ -191,27 +201,23 @@ def is_empty(bound: Bound) -> bool:
     return any(0 in shape for shape in shapes)
 
 
-def _allocator(bound: Bound, spec: OutputSpec | None) -> Callable[[Any], Any] | None:
+def allocator(bound: Bound, spec: OutputSpec | None) -> Callable[[Any], Any] | None:
     """Return ``allocate(first_input)`` for a torch output, or ``None`` for one that is absent."""
     if spec is None:
         return None
     torch: Any = sys.modules["torch"]
     name, first = next(iter(bound.arrays.items()))
     shape, stride = spec.place("torch")
-    is_row_major = stride == contiguous_stride(shape)
     known = {"dtype": framework_dtype(spec.dtype, "torch"), "device": torch.device(str(bound.device))}
     if spec.accumulate:
         start = START[spec.accumulate]
         return lambda _first: torch.empty_strided(shape, stride, **known).fill_(start)
-    if not is_row_major:
-        return lambda _first: torch.empty_strided(shape, stride, **known)
     is_alike = spec.dtype == first.dtype and shape == bound.given[name] and name not in bound.transposed
-    if is_alike and first.is_contiguous():
+    if is_alike and first.is_contiguous() and stride == contiguous_stride(shape):
         like: Callable[[Any], Any] = torch.empty_like  # half the cost of spelling it out
         return like
-    empty = torch.empty
-    dtype, device = known["dtype"], known["device"]
-    return lambda _first: empty(shape, dtype=dtype, device=device)
+    empty, dtype, device = torch.empty_strided, known["dtype"], known["device"]  # cheaper than torch.empty
+    return lambda _first: empty(shape, stride, dtype=dtype, device=device)
 
 
 def _accumulating(bound: Bound) -> list[bool]:

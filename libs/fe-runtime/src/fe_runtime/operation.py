@@ -65,6 +65,8 @@ class Operation:
     check_values
         ``check(bound, read)`` raises for forbidden values of offsets, indices, positions; see
         :mod:`fe_runtime.values`.
+    check_variable
+        Another library's environment variable that asks for ``check_values`` on a GPU too.
     jax_entry
         Public name of the JAX entry point, for error texts.
     stream_argument
@@ -78,6 +80,7 @@ class Operation:
     gradient: Gradient | None = None
     inference_only: bool | Callable[[Mapping[str, object]], bool] = False
     check_values: ValueCheck | None = None
+    check_variable: str = ""
     jax_entry: str = ""
     stream_argument: str = "stream"
 
@@ -139,6 +142,21 @@ class Operation:
             if prepared is not None:
                 return prepared(arrays)
         return self.run(arrays, options, stream, backend)
+
+    def outputs_into(
+        self,
+        arrays: Sequence[Any],
+        outputs: Sequence[Any],
+        options: Mapping[str, object],
+        *,
+        stream: object = None,
+        backend: str = "auto",
+    ) -> Outputs:
+        """Like :meth:`outputs`, with results in the caller's arrays where there are some (``None``: a new one); see
+        :mod:`fe_runtime.into`."""
+        from .into import outputs_into
+
+        return outputs_into(self, arrays, outputs, options, stream, backend)
 
     def is_inference_only(self, options: Mapping[str, object]) -> bool:
         """Whether a call with these options must not need a gradient."""
@@ -213,7 +231,8 @@ class Operation:
         except (TypeError, InvalidArgumentError) as error:
             raise renamed(error, self.name) from error
 
-    def _prepare(self, arrays: Sequence[Any], options: Mapping[str, object], backend: str, key: object) -> PreparedCall:
+    def bind_data(self, arrays: Sequence[Any], options: Mapping[str, object]) -> Bound:
+        """Like :meth:`bind`, of arrays with data, whose framework can allocate results."""
         bound = self.bind(arrays, options)
         reject_descriptors(self.name, self.contract.input_names, arrays)
         if bound.framework == "unknown":
@@ -221,6 +240,20 @@ class Operation:
             fix = "Use the class API with preallocated outputs for other DLPack producers."
             rule = "be a torch, JAX or numpy array"
             raise InvalidArgumentError(explain(self.name, first, rule, bound.framework, fix))
+        return bound
+
+    def remember(self, key: object, prepared: Callable[..., Outputs]) -> None:
+        """Keep a prepared call for its signature."""
+        if len(self._prepared) >= MAX_PREPARED:
+            self._prepared.clear()
+        self._prepared[key] = prepared
+
+    def prepared(self, key: object) -> Callable[..., Outputs] | None:
+        """Return the call that was prepared for a signature, if one was."""
+        return self._prepared.get(key)
+
+    def _prepare(self, arrays: Sequence[Any], options: Mapping[str, object], backend: str, key: object) -> PreparedCall:
+        bound = self.bind_data(arrays, options)
         if bound.framework == "jax":
             missing, prepared = self._prepare_jax(bound, backend, traced=key is None)
         else:
@@ -228,11 +261,10 @@ class Operation:
         if self.contract.mutated and bound.framework != "jax" and bound.device.type != "meta":
             prepared = guard_mutated(self.contract, arrays, prepared)
         if self.check_values is not None:
-            prepared = with_value_check(self.check_values, bound, self.contract.input_names, prepared)
+            names = self.contract.input_names
+            prepared = with_value_check(self.check_values, bound, names, prepared, self.check_variable)
         if key is not None and missing is None:  # strict mode is read at each call
-            if len(self._prepared) >= MAX_PREPARED:
-                self._prepared.clear()
-            self._prepared[key] = prepared
+            self.remember(key, prepared)
         return prepared
 
     def _load(self, bound: Bound, backend: str) -> tuple[NoKernel | None, PreparedCall]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arrays import is_torch_tensor, permuted
-from .contract import Bound, OutputSpec
+from .contract import Bound, Input, OutputSpec
 from .errors import InvalidArgumentError, explain
 from .strides import inverse_order
 
@@ -66,17 +66,14 @@ def reference_outputs(operation: Operation, bound: Bound, arrays: Sequence[Any])
 
     Returns the outputs, in their canonical forms, then the new values of the mutated inputs.
     """
-    names = operation.contract.input_names
     canonical = [
-        None if array is None else _canonical(bound, name, array) for name, array in zip(names, arrays, strict=True)
+        None if array is None else _canonical(bound, declared, array)
+        for declared, array in zip(operation.contract.inputs, arrays, strict=True)
     ]
     with _quiet(bound.framework, bound.device.type):
         results = tuple(operation.run_reference(*canonical, **bound.options))
-    views = [spec is not None and spec.view for spec in bound.outputs]
-    if not any(views):
-        return results
     outputs = zip(results, bound.outputs, strict=False)
-    return (*(_untransposed(result, spec) for result, spec in outputs), *results[len(views) :])
+    return (*(_canonical_result(result, spec) for result, spec in outputs), *results[len(bound.outputs) :])
 
 
 def copy_into(output: Any, result: Any, accumulate: str = "") -> None:
@@ -115,18 +112,23 @@ def _fresh(result: Any, spec: OutputSpec) -> Any:
     return ordered.reshape([spec.shape[dim] for dim in spec.order]).transpose(inverse_order(spec.order))
 
 
-def _canonical(bound: Bound, name: str, array: Any) -> Any:
+def _canonical(bound: Bound, declared: Input, array: Any) -> Any:
+    name = declared.name
     if name in bound.transposed:
         return permuted(array, bound.transposed[name])
-    shape = bound.arrays[name].shape
-    return array if shape == bound.given[name] else array.reshape(shape)
+    desc = bound.arrays[name]
+    if desc.shape == bound.given[name]:
+        return array
+    packed = declared.pairs if desc.dtype == "float4_e2m1fn" else None
+    return array.reshape([extent // 2 if dim == packed else extent for dim, extent in enumerate(desc.shape)])
 
 
-def _untransposed(result: Any, spec: OutputSpec | None) -> Any:
-    """Return a reference's result, which may also come as the view of its kind, in the canonical form."""
-    if result is None or spec is None or not spec.view or tuple(result.shape) == spec.shape:
+def _canonical_result(result: Any, spec: OutputSpec | None) -> Any:
+    """Return a reference's result in the canonical form: it may come as the view of its kind, or without ones that a
+    form of the operands brings with it."""
+    if result is None or spec is None or tuple(result.shape) == spec.shape:
         return result
-    return permuted(result, inverse_order(spec.view))
+    return permuted(result, inverse_order(spec.view)) if spec.view else result.reshape(spec.shape)
 
 
 def _write_mutated(operation: Operation, arrays: Sequence[Any], results: Sequence[Any]) -> None:

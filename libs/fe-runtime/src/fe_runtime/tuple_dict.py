@@ -56,7 +56,7 @@ class TupleDict(dict[str, Any]):
     def of(cls, names: tuple[str, ...], values: Iterable[Any]) -> TupleDict:
         """Return the TupleDict that maps each of ``names`` to its value; cheaper than the constructor."""
         result = dict.__new__(cls)
-        dict.update(result, zip(names, values, strict=False))  # on every warm call: the checks of strict cost too
+        result.update(zip(names, values))  # noqa: B905  on every warm call, where even strict=False costs
         result._order = names
         return result
 

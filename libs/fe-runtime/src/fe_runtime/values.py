@@ -27,7 +27,7 @@ ValueCheck = Callable[[Bound, Read], None]
 
 
 def with_value_check(
-    check: ValueCheck, bound: Bound, names: Sequence[str], run: Callable[..., Any]
+    check: ValueCheck, bound: Bound, names: Sequence[str], run: Callable[..., Any], variable: str = ""
 ) -> Callable[..., Any]:
     """Return ``run(arrays, ...)`` with the check before it.
 
@@ -41,6 +41,8 @@ def with_value_check(
         Names of the arrays that ``run`` gets first.
     run
         The prepared call.
+    variable
+        Another library's environment variable that asks for the check too, and for ``RuntimeError`` under capture.
 
     Notes
     -----
@@ -52,12 +54,22 @@ def with_value_check(
     on_cpu = bound.device.type == "cpu"
 
     def checked(arrays: Sequence[Any], *more: Any) -> Any:
-        if (on_cpu or (env.check_device_values() and not _is_capturing())) and not any(map(is_tracer, arrays)):
+        if (on_cpu or _is_asked_for(bound.operation, variable)) and not any(map(is_tracer, arrays)):
             known = dict(zip(names, arrays, strict=True))
             check(bound, lambda name: _on_host(known[name]))
         return run(arrays, *more)
 
     return checked
+
+
+def _is_asked_for(operation: str, variable: str) -> bool:
+    """Whether values on the GPU are to be read. Capturing a graph, they cannot be."""
+    if variable and env.switch(variable):
+        if _is_capturing():
+            text = f"{operation}: {variable} asks for a look at values on the GPU, which a graph capture cannot have."
+            raise RuntimeError(f"{text} Unset it, or set FE_CHECK_DEVICE_VALUES, which capture passes over.")
+        return True
+    return env.check_device_values() and not _is_capturing()
 
 
 def _on_host(array: Any) -> np.ndarray[Any, Any]:

@@ -7,6 +7,7 @@ import subprocess
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fe_runtime._version import __version__
@@ -68,3 +69,12 @@ def test_a_machine_without_the_tool_has_no_gpu_record(tmp_path: Path, monkeypatc
 
 def test_the_date_is_utc_to_the_second() -> None:
     assert datetime.fromisoformat(machine.today()).utcoffset().total_seconds() == 0  # type: ignore[union-attr]
+
+
+def test_a_record_says_what_ran_where() -> None:
+    record = machine.run_record("a race", "abc1234", ("numpy",))
+    assert record["benchmark"] == "a race"
+    assert record["commit"] == {"id": "abc1234"}
+    assert record["machine"] == machine.machine_record()
+    assert record["versions"]["numpy"] == np.__version__
+    assert machine.run_record("a race", None, ())["commit"] == machine.commit_record()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from fe_dummy import CONTRACT
 
 from fe_runtime.contract import Contract, Input, Option, bind
-from fe_runtime.errors import DtypeError, NotSupportedError
+from fe_runtime.errors import DtypeError, InvalidArgumentError, NotSupportedError
 
 
 def test_names_and_kinds_of_options() -> None:
@@ -57,3 +59,15 @@ def test_errors_of_the_classes_that_the_contract_names() -> None:
     ):
         with pytest.raises(error, match=r"op: (x|mode) must .*; got "):
             bind(contract, (array,), options)
+
+
+@pytest.mark.parametrize(
+    ("errors", "error"), [({}, TypeError), ({"missing": InvalidArgumentError}, InvalidArgumentError)]
+)
+def test_a_missing_array_is_a_type_error_unless_the_contract_says_otherwise(
+    errors: Any, error: type[Exception]
+) -> None:
+    contract = Contract("op", inputs=(Input("x", "N", ("float32",)),), outputs=(), errors=errors)
+    with pytest.raises(error, match="op: x must be an array") as caught:
+        bind(contract, (None,), {})
+    assert type(caught.value) is error

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fe_runtime.contract import ANY_LAYOUT, CONTIGUOUS, UNIT_INNER, ShapePattern, merged_strides, pitched
+from fe_runtime.contract import ANY_LAYOUT, CONTIGUOUS, UNIT_INNER, ShapePattern, compact, merged_strides, pitched
 from fe_runtime.strides import inverse_order, ordered_stride
 
 
@@ -181,3 +181,18 @@ def test_ordered_strides_are_those_of_a_transposed_array(shape: tuple[int, ...],
     assert ordered_stride(shape, order) == array.strides
     layout = pitched("", "", "", tuple(reversed(order)), tuple(order))
     assert layout.order(shape, array.strides) in layout.orders
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 4), (2, 1, 4), (2, 3, 1), (0, 3, 4)])
+def test_a_compact_layout_has_no_gaps(shape: tuple[int, ...]) -> None:
+    """Against all orders: a permuted array without gaps is compact in its own order, and a padded one in none."""
+    for order in itertools.permutations(range(3)):
+        layout = compact("one", "be so", "Copy it.", order)
+        stride = ordered_stride(shape, order)
+        assert layout.holds(shape, stride)
+        assert layout.order(shape, stride) == order
+        wide = tuple(extent + (dim == order[-1]) for dim, extent in enumerate(shape))
+        outer = [shape[dim] for dim in order[:-1]]
+        assert layout.holds(shape, ordered_stride(wide, order)) == (0 in shape or math.prod(outer) == 1)
+        other = ordered_stride(shape, order[::-1])
+        assert layout.holds(shape, other) == (0 in shape or sum(extent > 1 for extent in shape) < 2)

@@ -7,7 +7,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from fe_runtime.cute.activation import sigmoid, silu
+from fe_runtime.cute.activation import sigmoid, silu, tanh
 from fe_runtime.cute.arguments import fake_stream
 from fe_runtime.cute.convert import (
     bf16_products,
@@ -23,7 +23,7 @@ from fe_runtime.cute.convert import (
 )
 
 THREADS = 256
-OUT = {"sigmoid": Float32, "silu": Float32, "nvfp4_scale": Float32, "quotient": Float32}
+OUT = {"sigmoid": Float32, "silu": Float32, "tanh": Float32, "nvfp4_scale": Float32, "quotient": Float32}
 
 
 def build(arch: str, block: str) -> tuple[Any, tuple[Any, ...]]:
@@ -65,7 +65,7 @@ def one(block: str, values: list[Float32]) -> Any:
         return e2m1_word(values, values)
     if block == "quotient":
         return block_quotients([values[0]], values[1])[0]
-    return {"sigmoid": sigmoid, "silu": silu, "nvfp4_scale": nvfp4_scale}[block](values[0])
+    return {"sigmoid": sigmoid, "silu": silu, "tanh": tanh, "nvfp4_scale": nvfp4_scale}[block](values[0])
 
 
 def build_widening(arch: str, block: str) -> tuple[Any, tuple[Any, ...]]:

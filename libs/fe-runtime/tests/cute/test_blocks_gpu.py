@@ -13,7 +13,7 @@ from fe_runtime import compile as kernels
 from fe_runtime.arrays import Device, capability
 from fe_runtime.compile import KernelSpec, ToolchainError, resource_usage
 
-BLOCKS = ["e4m3_hardware", "e4m3_software", "e2m1", "nvfp4_scale", "quotient", "sigmoid", "silu"]
+BLOCKS = ["e4m3_hardware", "e4m3_software", "e2m1", "nvfp4_scale", "quotient", "sigmoid", "silu", "tanh"]
 WIDENING = {
     "e4m3_hardware": ml_dtypes.float8_e4m3fn,
     "e4m3_software": ml_dtypes.float8_e4m3fn,
@@ -201,6 +201,17 @@ def test_activation_error_bound(block: str) -> None:
     error = np.abs(apply(block, z, np.float32) - want)
     # The stated bound, and half an ulp for the product.
     assert (error <= np.abs(want) * (2.0**-21 + np.abs(z) * 2.0**-23 + 2.0**-24)).all()
+
+
+@pytest.mark.gpu
+def test_tanh_error_bound() -> None:
+    z = np.concatenate([np.linspace(-20, 20, 1_000_001), np.geomspace(1e-30, 1, 100_000), [0.25]]).astype(np.float32)
+    want = np.tanh(z.astype(np.float64))
+    assert (np.abs(apply("tanh", z, np.float32) - want) <= 2.0**-20 * np.abs(want)).all()
+    got = apply("tanh", np.float32([-np.inf, np.inf, np.nan, -0.0]), np.float32)
+    assert got[:2].tolist() == [-1, 1]
+    assert np.isnan(got[2])
+    assert np.signbit(got[3])
 
 
 @pytest.mark.gpu

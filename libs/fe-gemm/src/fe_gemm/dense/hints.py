@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from fe_runtime.errors import InvalidArgumentError, explain
 
 __all__ = ["Hints", "up_to_four"]
+
+
+_NOTHING = object()
 
 
 def up_to_four(rows: int, columns: int) -> bool:
@@ -36,6 +40,8 @@ class Hints:
     default_cluster: Callable[[int], tuple[int, int]]
     cluster_is_legal: Callable[[int, int], bool] = up_to_four
     clusters: str = "have extents of 1, 2 or 4"
+    _passed: list[tuple[Any, ...]] = field(default_factory=lambda: [5 * (_NOTHING,)], repr=False, compare=False)
+    """One entry: what was checked last, if it cannot change. A wrapper's defaults are the same objects in each call."""
 
     def check(
         self,
@@ -54,24 +60,30 @@ class Hints:
         InvalidArgumentError
             A value outside of the legal ones. A tile of 256 rows needs an even number of cluster rows.
         """
+        tile, cluster, vector, stages, widths = self._passed[0]
+        is_same_shape = mma_tiler_mn is tile and cluster_shape_mn is cluster and tile_n is widths
+        if is_same_shape and vector_f32 is vector and ab12_stages is stages:
+            return
         widths = tile_n or self.tile_n
         rows, columns = self._pair("mma_tiler_mn", mma_tiler_mn)
         if rows not in (128, 256) or columns not in widths:
             rule = f"have 128 or 256 rows and {', '.join(map(str, widths))} columns"
             raise self._error("mma_tiler_mn", rule, mma_tiler_mn)
-        cluster = self.default_cluster(rows)
+        shape = self.default_cluster(rows)
         if cluster_shape_mn is not None:
-            cluster = self._pair("cluster_shape_mn", cluster_shape_mn)
-        if not self.cluster_is_legal(*cluster):
-            raise self._error("cluster_shape_mn", self.clusters, cluster)
-        if rows == 256 and cluster[0] % 2:
-            raise self._error("cluster_shape_mn", "have an even number of rows for tiles of 256 rows", cluster)
+            shape = self._pair("cluster_shape_mn", cluster_shape_mn)
+        if not self.cluster_is_legal(*shape):
+            raise self._error("cluster_shape_mn", self.clusters, shape)
+        if rows == 256 and shape[0] % 2:
+            raise self._error("cluster_shape_mn", "have an even number of rows for tiles of 256 rows", shape)
         if not isinstance(vector_f32, bool):
             raise self._kind("vector_f32", "a Python bool", vector_f32)
         if ab12_stages is not None and (isinstance(ab12_stages, bool) or not isinstance(ab12_stages, int)):
             raise self._kind("ab12_stages", "a Python int or None", ab12_stages)
         if ab12_stages is not None and ab12_stages < 1:
             raise self._error("ab12_stages", "be positive", ab12_stages)
+        if not isinstance(mma_tiler_mn, list) and not isinstance(cluster_shape_mn, list):
+            self._passed[0] = mma_tiler_mn, cluster_shape_mn, vector_f32, ab12_stages, tile_n
 
     def _pair(self, name: str, value: object) -> tuple[int, int]:
         if not isinstance(value, (tuple, list)) or not all(type(entry) is int for entry in value):

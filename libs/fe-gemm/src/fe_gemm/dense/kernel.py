@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fe_gemm.planning import convert as launch_convert
 from fe_gemm.planning import dense as dense_launch
-from fe_gemm.planning import expand as launch_expand
 from fe_gemm.planning.dense import Dense, Operands
+from fe_gemm.planning.few_rows import FewRows, choose_few_rows
 from fe_gemm.planning.launches import choose_launches
 from fe_gemm.planning.problem import Problem
 from fe_runtime import KernelSpec
@@ -49,7 +48,10 @@ def find_dense(
     problem = _problem(product, operands, roles, epilogue, "alpha" in bound.options)
     _, n, k, _ = product.extents
     launches = choose_launches(problem, n, k * operands.parts, target.arch, target.sm_count)
-    dense = Dense(problem, launches, target.sm_count, (), operands)
+    few = FewRows()
+    if operands.form is not None:
+        few = choose_few_rows(problem, operands.form, n, k, target.arch, target.sm_count)
+    dense = Dense(problem, launches, target.sm_count, (), operands, few)
     dense = replace(dense, arguments=_arguments(bound, names, roles, dense))
     spec = KernelSpec.of(f"fe_gemm.{bound.operation}", BUILDER, target.arch, **dense_launch.config(dense))
     return Kernel(spec, _form(bound, names, roles, dense))
@@ -100,20 +102,12 @@ def _arguments(bound: Bound, names: tuple[str, ...], roles: Mapping[str, str], d
         *(known[name] for name in bound.arrays),
         *(f"old_{role}" for role, spec in there if spec.accumulate),
         *(role for role, _ in there),
-        *(f"{name}_values" for name in dense.workspaces),
-        *dense.problem.scratch,
+        *dense.scratch(*map(bound.dim, "MNKL")),
         *dense.problem.scalars,
     )
 
 
 def _form(bound: Bound, names: tuple[str, ...], roles: Mapping[str, str], dense: Dense) -> Form:
-    m, n, k, batches = map(bound.dim, "MNKL")
-    rows = {"a": m, "b": n}
-    scratch: list[tuple[tuple[int, ...], str]] = [
-        (_workspace_shape(how, rows[name], k, batches), "bfloat16") for name, how in dense.workspaces.items()
-    ]
-    if dense.problem.scratch:
-        scratch.append(((-(-n // dense.launches.many.group_columns), batches, m), "float32"))
     return Form(
         inputs=tuple(_input_shape(bound, name) for name in bound.arrays),
         outputs=tuple(
@@ -121,16 +115,8 @@ def _form(bound: Bound, names: tuple[str, ...], roles: Mapping[str, str], dense:
             for name, spec in zip(names, bound.outputs, strict=True)
         ),
         scalars=dense.problem.scalars,
-        scratch=tuple(scratch),
+        scratch=tuple(dense.scratch(*map(bound.dim, "MNKL")).values()),
     )
-
-
-def _workspace_shape(
-    how: launch_expand.Problem | launch_convert.Problem, rows: int, columns: int, batches: int
-) -> tuple[int, int]:
-    if isinstance(how, launch_convert.Problem):
-        return launch_convert.workspace_shape(how, rows, columns, batches)
-    return launch_expand.workspace_shape(how, rows, columns, batches)
 
 
 def _input_shape(bound: Bound, name: str) -> tuple[int, ...]:

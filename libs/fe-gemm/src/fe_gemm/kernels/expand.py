@@ -7,7 +7,7 @@ needs another one's data. Padding of the scales is read but never used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -19,6 +19,7 @@ from fe_runtime.cute.convert import bf16_products, byte_of_each
 from fe_runtime.cute.memory import access_bits, load_atom, store_atom
 
 from .blocked import Format, scale_atoms
+from .column_groups import Atoms, ColumnGroup
 from .lines import ALIGNMENT, by_line, divided, workspace_matrices
 
 __all__ = ["Setup", "build", "expanded_matrices", "fake_arguments", "launch_expand"]
@@ -28,18 +29,22 @@ STRIDE = TILE // GROUP
 
 
 def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """Return the launcher and its fake arguments: codes (R, C, L), scales (bytes,), workspace, stream.
+    """Return the launcher and its fake arguments: codes (R, C, L), scales (bytes,), workspace, for grouped columns the
+    ends of the groups (E,), stream.
 
     Codes are bytes, two e2m1 codes in each: (R, C / 2, L) then. ``config`` is what
     :func:`fe_gemm.planning.expand.config` returns.
     """
     setup = Setup.of(arch, *split_config(config))
+    problem = setup.problem
 
     @cute.jit
-    def expand(codes: cute.Tensor, scales: cute.Tensor, workspace: cute.Tensor, stream: Any) -> None:
-        launch_expand(setup, codes, scales, expanded_matrices(setup.problem, codes, workspace), stream)
+    def expand(codes: cute.Tensor, scales: cute.Tensor, workspace: cute.Tensor, *rest: Any) -> None:
+        *offsets, stream = rest
+        launch_expand(setup, codes, scales, expanded_matrices(problem, codes, workspace), stream, *offsets)
 
-    return expand, (*fake_arguments(setup.problem), fake_stream())
+    ends = [cute.runtime.make_fake_tensor(Int32, (cute.sym_int(),), (1,), assumed_align=4)]
+    return expand, (*fake_arguments(problem), *(ends if problem.grouped else ()), fake_stream())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,14 @@ class Setup:
         return Setup(problem, launch, Format.of(arch, problem.element, problem.scale, problem.vec))
 
 
-def launch_expand(setup: Setup, codes: cute.Tensor, scales: cute.Tensor, out: cute.Tensor, stream: Any) -> None:
+def launch_expand(
+    setup: Setup,
+    codes: cute.Tensor,
+    scales: cute.Tensor,
+    out: cute.Tensor,
+    stream: Any,
+    offsets: cute.Tensor | None = None,
+) -> None:
     """Launch the expansion of an operand; called by a launcher.
 
     Parameters
@@ -67,12 +79,14 @@ def launch_expand(setup: Setup, codes: cute.Tensor, scales: cute.Tensor, out: cu
         Any view of the scales in the blocked layout; only its start is used, which is a multiple of 16 bytes.
     out
         bf16 matrices (R, C, L) of the operand's extents and major; lines and matrices at multiples of 16 bytes.
+    offsets
+        int32 (E,): the columns at which groups end, for grouped columns.
     """
     how = setup.launch
     lines, length, batches = by_line(out, setup.problem.major).shape
     spans, tiles = cute.ceil_div(length, how.span), cute.ceil_div(lines, TILE)
     divisors = [cute.fast_divmod_create_divisor_v2(number) for number in (spans, tiles)]
-    expand_kernel(setup, codes, scales, out, *divisors).launch(
+    expand_kernel(setup, codes, scales, out, *divisors, offsets).launch(
         grid=(spans * how.parts * tiles * batches, 1, 1),
         block=(how.threads, 1, 1),
         stream=stream,
@@ -103,14 +117,20 @@ def expand_kernel(
     out: cute.Tensor,
     spans: cute.FastDivmodDivisorV2,
     tiles: cute.FastDivmodDivisorV2,
+    offsets: cute.Tensor | None,
 ) -> None:
     """Load all of a thread's codes and scales, then convert, multiply and store."""
     problem, how = setup.problem, setup.launch
-    atoms = scale_atoms(scales, out.shape, problem.vec)
-    out = by_line(out, problem.major)
-    share = Share.of(how, out.shape, spans, tiles)
+    words = scale_atoms(scales, out.shape, problem.vec)
+    share = Share.of(how, by_line(out, problem.major).shape, spans, tiles)
+    group = None
+    if cutlass.const_expr(problem.grouped):
+        group = ColumnGroup.of(problem, out.shape, offsets, column_tile(setup, share))
+        share = replace(share, exists=[exists & group.exists for exists in share.exists])
+        codes = group.codes(codes)
     size = how.vector * problem.bits // 8
     packed = _load(by_line(codes, problem.major), share, size)
+    atoms, out = Atoms(words, group), by_line(out, problem.major)
     fetch = _factors_of_rows if problem.major == "k" else _factors_of_columns
     factors = fetch(setup, atoms, share)
     vectors = _vectors(out, share, how.vector)
@@ -157,26 +177,34 @@ class Share:
         return Share(tile, first, index, cutlass.min(index, count - 1), batch, exists)
 
 
-def _factors_of_rows(setup: Setup, atoms: cute.Tensor, share: Share) -> list[list[Int32]]:
+def column_tile(setup: Setup, share: Share) -> Int32:
+    """Return the number of the four blocks along the rows, those of an atom, in which a thread's vectors lie."""
+    problem, how = setup.problem, setup.launch
+    return divided(share.safe_index, 4 * problem.vec // how.vector)[0] if problem.major == "k" else share.tile
+
+
+def _factors_of_rows(setup: Setup, atoms: Atoms, share: Share) -> list[list[Int32]]:
     """Return for each line, a row, the scale that its vector has, as a word of two bf16."""
     problem, how = setup.problem, setup.launch
     block, _ = divided(share.safe_index, problem.vec // how.vector)
-    column_tile, byte = divided(block, 4)
+    _, byte = divided(block, 4)
+    atom = atoms.at(column_tile(setup, share), share.tile, share.batch)
     twice = 0x4400 + byte * 0x1111  # selects a byte of one word, then of another, each twice
     words = []
     for first in share.first:
         chunk = cute.make_rmem_tensor((4,), Int32)
-        cute.copy(load_atom(Int32, 128), atoms[None, first, column_tile, share.tile, share.batch], chunk)
+        cute.copy(load_atom(Int32, 128), atom[None, first], chunk)
         words += [Int32(cute.arch.prmt(chunk[q], chunk[q + 1], twice)) for q in (0, 2)]
     return [[factor] for word in words for factor in setup.format.factors(word)]
 
 
-def _factors_of_columns(setup: Setup, atoms: cute.Tensor, share: Share) -> list[list[Int32]]:
+def _factors_of_columns(setup: Setup, atoms: Atoms, share: Share) -> list[list[Int32]]:
     """Return for each line, a column, the scales that the rows of its vector have, as words of two bf16."""
     vector = setup.launch.vector
     row_tile, row = divided(share.safe_index * vector, TILE)
     q, place = divided(row, STRIDE)
-    near = cute.local_tile(atoms[q, None, share.tile, row_tile, share.batch], (vector,), (place // vector,))
+    atom = atoms.at(column_tile(setup, share), row_tile, share.batch)
+    near = cute.local_tile(atom[q, None], (vector,), (place // vector,))
     words = cute.make_rmem_tensor((vector,), Int32)
     cute.copy(load_atom(Int32, 32), near, words)
     found = []

@@ -71,7 +71,13 @@ Operand = tuple[cute.Tensor, cute.Tensor]
 
 
 def launch_small_m(
-    setup: Setup, a: Operand, b: Operand, sums: cute.Tensor, slices: Int32, multiprocessors: Int32, stream: Any
+    setup: Setup,
+    a: Operand,
+    b: Operand,
+    sums: cute.Tensor,
+    slices: Int32 | int,
+    multiprocessors: Int32 | int,
+    stream: Any,
 ) -> None:
     """Launch the products of slices of K; called by a launcher. As many blocks as can run, the same for each slice."""
     small_m_kernel(setup, *a, *b, sums, slices).launch(

@@ -53,12 +53,20 @@ class Problem:
         A block-scaled format: canonical dtype names, and elements per scale.
     major
         The contiguous dimension: ``"k"`` (columns) or, 8-bit elements only, ``"m"`` (rows).
+    grouped
+        Whether the columns of one matrix belong to groups, each with a layout of scales of its own, one after the
+        other. Groups are of multiples of four blocks; columns behind the last one are left out.
+    ragged
+        Whether the codes of each group are a compact matrix of their own, one after the other. Matters where rows are
+        contiguous; otherwise it is the same memory.
     """
 
     element: str = "float8_e4m3fn"
     scale: str = "float8_e8m0fnu"
     vec: int = 32
     major: str = "k"
+    grouped: bool = False
+    ragged: bool = False
 
     @property
     def bits(self) -> int:
@@ -122,6 +130,7 @@ def is_valid(problem: Problem, launch: Launch, arch: str) -> bool:
     return (
         (problem.element, problem.scale, problem.vec) in FORMATS
         and (problem.major == "k" or (problem.major == "m" and problem.bits == 8))
+        and not (problem.ragged and not problem.grouped)
         and min(asdict(launch).values()) > 0
         and launch.vector in (8, 16, 32)
         and launch.vector <= min(problem.vec, _STEP_BITS // problem.bits)

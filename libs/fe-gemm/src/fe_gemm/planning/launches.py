@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .problem import Problem
 from .tiles import Launch, choose, is_valid, roomy
 
-__all__ = ["Launches", "choose_launches", "config", "split_config"]
+__all__ = ["Launches", "choose_launches", "config", "split_config", "split_into"]
+
+AnyProblem = TypeVar("AnyProblem", bound=Problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,31 @@ def choose_launches(problem: Problem, n: int, k: int, arch: str, multiprocessors
         return Launches((), many)
     few = []
     for rows, shapes in _FEW_ROWS.items():
-        launch = _few_rows(problem, shapes, n, k, multiprocessors)
+        launch = _few_rows(problem, rows, shapes, (n, k), multiprocessors)
         if launch is not None:
             few.append((rows, launch))
     return Launches(tuple(few), many)
 
 
-def _few_rows(problem: Problem, shapes: tuple[Launch, ...], n: int, k: int, multiprocessors: int) -> Launch | None:
-    """Return the first launch whose tiles give most multiprocessors work; else the last one, with K in parts."""
+def _few_rows(
+    problem: Problem, rows: int, shapes: tuple[Launch, ...], extents: tuple[int, int], multiprocessors: int
+) -> Launch | None:
+    """Return the first launch whose blocks give most multiprocessors work; else the last one, with K in parts.
+
+    Launches that are for K in parts need a long one.
+    """
+    n, k = extents
+    depth = _LEAST_STEPS * problem.depth
     valid = [launch for shape in shapes if is_valid(problem, launch := roomy(problem, shape))]
+    valid = [launch for launch in valid if launch.cluster_k == 1 or k >= launch.cluster_k * depth]
     if not valid:
         return None
     for launch in valid:
-        if -(-n // launch.tile_n) >= _BUSY * multiprocessors:
+        blocks = -(-rows // launch.tile_m) * -(-n // launch.tile_n) * launch.cluster_k
+        if blocks >= _BUSY * multiprocessors:
             return launch
     last = valid[-1]
-    parts = min(_MOST_PARTS, multiprocessors // -(-n // last.tile_n), k // (_LEAST_STEPS * problem.depth))
+    parts = min(_MOST_PARTS, multiprocessors // -(-n // last.tile_n), k // depth)
     split = roomy(problem, replace(last, cluster_k=max(1, parts)))
     return split if is_valid(problem, split) else last
 
@@ -88,7 +99,12 @@ def config(problem: Problem, launches: Launches | Launch) -> dict[str, str | int
 
 def split_config(flat: dict[str, Any]) -> tuple[Problem, Launches]:
     """Return what :func:`config` was made of."""
-    problem = Problem(**{field.name: flat[field.name] for field in fields(Problem)})
+    return split_into(Problem, flat)
+
+
+def split_into(kind: type[AnyProblem], flat: dict[str, Any]) -> tuple[AnyProblem, Launches]:
+    """Return what :func:`config` was made of, for a kind of problem."""
+    problem = kind(**{field.name: flat[field.name] for field in fields(kind)})
     rows = sorted(int(key.removeprefix(_FEW)) for key in flat if key.startswith(_FEW))
     return problem, Launches(tuple((limit, _read(flat[f"{_FEW}{limit}"])) for limit in rows), _read(flat[_MANY]))
 

@@ -106,6 +106,41 @@ class Problem:
     accumulates: bool = False
 
     @property
+    def grouped(self) -> bool:
+        """Whether the rows of A are in groups, each with a B of its own, and alpha is a number for each group."""
+        return False
+
+    @property
+    def bias_dtype(self) -> str | None:
+        """Of a bias for each group, if there is one."""
+        return None
+
+    @property
+    def activation(self) -> str | None:
+        """A gated activation, if its gates are the first of two blocks of columns in a group's product."""
+        return None
+
+    @property
+    def sum_bytes(self) -> int:
+        """Shared memory in which a warp group adds up columns."""
+        return 0
+
+    @property
+    def adds_dprob(self) -> bool:
+        """Whether the sums of rows are added to what is there."""
+        return self.accumulates
+
+    @property
+    def adds_dbias(self) -> bool:
+        """Whether the sums of columns are added to what is there."""
+        return False
+
+    @property
+    def rounds(self) -> bool:
+        """Whether X is rounded to the dtype of A before anything is made of it."""
+        return False
+
+    @property
     def depth(self) -> int:
         """Depth of a tile of A or B: 128 bytes."""
         return DEPTH_BYTES * 8 // _BITS[self.dtype]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import Any
 
-__all__ = ["Launch", "Problem", "candidates", "choose", "config", "is_valid", "shared_bytes", "split_config"]
+__all__ = ["FORMATS", "Launch", "Problem", "candidates", "choose", "config", "is_valid", "shared_bytes", "split_config"]
 
 SLOT_BYTES = 128
 """Bytes along K of a slot of the ring."""
@@ -22,6 +22,13 @@ ATOM_ROWS = 128
 """Rows of an atom of the scale layout, which has four scales of each."""
 
 ATOM_BYTES = 512
+
+FORMATS = (
+    ("float8_e4m3fn", "float8_e8m0fnu", 32),
+    ("float8_e5m2", "float8_e8m0fnu", 32),
+    ("float4_e2m1fn", "float8_e4m3fn", 16),
+)
+"""Element, scale and elements per scale of the operands that are multiplied: MXFP8 and NVFP4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +126,23 @@ class Launch:
         return -(-(self.rows + ATOM_ROWS - gcd(self.rows, ATOM_ROWS)) // ATOM_ROWS)
 
 
-def choose(problem: Problem, n: int, k: int, multiprocessors: int) -> Launch:
+def choose(problem: Problem, n: int, k: int, multiprocessors: int, finished: bool = False) -> Launch:
     """Return the launch for weights (N, K) on a GPU with so many multiprocessors: the first of the candidates."""
-    return candidates(problem, n, k, multiprocessors)[0]
+    return candidates(problem, n, k, multiprocessors, finished)[0]
 
 
-def candidates(problem: Problem, n: int, k: int, multiprocessors: int) -> list[Launch]:
-    """Return the launches worth timing, by expected time."""
+def candidates(problem: Problem, n: int, k: int, multiprocessors: int, finished: bool = False) -> list[Launch]:
+    """Return the launches worth timing, by expected time.
+
+    ``finished``: another kernel runs after the product anyway, and adds slices.
+    """
+    extra = _MORE_SUMS_STEPS if finished else _ADDITION_STEPS
     found: dict[Launch, float] = {}
     for rows in range(32, 257, 32):
         for slices in (1, 2, 3, 4, 6, 8):
             if slices == 1 or k >= slices * _LEAST_STEPS * problem.depth:
                 for launch in _with_warps(problem, rows, slices):
-                    found.setdefault(launch, _time(problem, launch, n, k, multiprocessors))
+                    found.setdefault(launch, _time(problem, launch, n, k, multiprocessors, extra))
     return [launch for launch in sorted(found, key=found.__getitem__) if is_valid(problem, launch)][:_MOST_CANDIDATES]
 
 
@@ -139,7 +150,7 @@ def is_valid(problem: Problem, launch: Launch) -> bool:
     """Whether a launch computes a product."""
     how = launch
     return (
-        (problem.element, problem.scale, problem.vec) in _FORMATS
+        (problem.element, problem.scale, problem.vec) in FORMATS
         and problem.tokens in (16, 32, 48, 64)
         and problem.out_dtype in ("bfloat16", "float16", "float32")
         and min(asdict(how).values()) >= 1
@@ -182,11 +193,6 @@ def split_config(flat: dict[str, Any]) -> tuple[Problem, Launch]:
     return Problem(**problem), Launch(**launch)
 
 
-_FORMATS = (
-    ("float8_e4m3fn", "float8_e8m0fnu", 32),
-    ("float8_e5m2", "float8_e8m0fnu", 32),
-    ("float4_e2m1fn", "float8_e4m3fn", 16),
-)
 _MOST_SHARED_BYTES = 227 * 1024
 _MOST_SLOTS = 12
 _MOST_CANDIDATES = 12
@@ -195,7 +201,9 @@ _LEAST_STEPS = 8
 _START_STEPS = 4
 """What a block takes before its first product, in slots of 128 rows."""
 _ADDITION_STEPS = 8
-"""What the second kernel takes, in slots of 128 rows."""
+"""What the second kernel takes beside moving sums, in slots of 128 rows."""
+_MORE_SUMS_STEPS = 1
+"""What it takes longer to start with several slices than with one, if it runs anyway."""
 
 
 def _has_registers(problem: Problem, launch: Launch) -> bool:
@@ -225,11 +233,12 @@ def _with_warps(problem: Problem, rows: int, slices: int) -> list[Launch]:
     return found
 
 
-def _time(problem: Problem, launch: Launch, n: int, k: int, multiprocessors: int) -> float:
+def _time(problem: Problem, launch: Launch, n: int, k: int, multiprocessors: int, addition: int) -> float:
     """Return the time of the busiest block, in slots of 128 rows; more warps and fewer of them per row are better."""
     steps = -(-k // (problem.depth * launch.slices))
     items = -(-n // launch.rows) * launch.slices
     rounds = -(-items // multiprocessors)
     work = rounds * steps * launch.rows / 128
+    sums = 8 * launch.slices * problem.tokens * n / (128 * SLOT_BYTES * multiprocessors)  # written and read
     spread = 1 + 0.002 * (16 - launch.computing_warps) + 0.005 * (launch.depth_warps - 1)
-    return (work + _START_STEPS) * spread + (_ADDITION_STEPS if launch.slices > 1 else 0)
+    return (work + _START_STEPS) * spread + (addition + sums if launch.slices > 1 else 0)

@@ -9,7 +9,19 @@ from dataclasses import dataclass, replace
 
 from .problem import CELL, DEPTH_BYTES, Problem
 
-__all__ = ["Launch", "Problem", "candidates", "cells", "choose", "is_valid", "roomy", "shared_bytes"]
+__all__ = [
+    "Launch",
+    "Problem",
+    "candidates",
+    "cells",
+    "choose",
+    "finishers",
+    "finishing",
+    "is_valid",
+    "roomy",
+    "shared_bytes",
+    "split_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,8 @@ class Launch:
     cluster_m, cluster_n
         Blocks that work together: those one below the other share their tile of B, those side by side their tile of A.
     cluster_k
-        Blocks of a cluster that compute the same tile, each with a part of K; for products with few tiles.
+        Blocks of a cluster that compute the same tile, each with a part of K; for products with few tiles. Then they
+        trade sums, and each finishes a part of the columns: see :func:`finishers`.
     slots
         Tiles of A and B, 128 bytes deep, that are under way.
     store_buffers
@@ -45,7 +58,12 @@ class Launch:
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n * self.cluster_k
+        return self.sharing * self.cluster_k
+
+    @property
+    def sharing(self) -> int:
+        """Blocks of a cluster that have the same part of K, and share tiles of A and B."""
+        return self.cluster_m * self.cluster_n
 
     @property
     def side_by_side(self) -> bool:
@@ -83,6 +101,9 @@ CELL_BYTES = 8192
 UPSTREAM_BUFFERS = 2
 """Cells of 64 x 64 that are under way to a warp group, if it reads a matrix beside the product."""
 
+SPLIT_BARRIERS = 3
+"""What blocks with parts of K of the same tile need to trade sums."""
+
 MOST_SHARED_BYTES = 227 * 1024
 
 
@@ -111,11 +132,12 @@ def is_valid(problem: Problem, launch: Launch) -> bool:
         return False
     return (
         problem.is_consistent
-        and launch.accumulators(problem) <= (_MOST_ACCUMULATORS if problem.plain else _MOST_FINISHED_ACCUMULATORS)
+        and launch.accumulators(problem) <= _most_accumulators(problem, launch)
         and launch.group_columns % (CELL * problem.strip) == 0
         and _covers_scales(problem, launch)
         and launch.slots >= 2
         and _has_valid_cluster(launch)
+        and _can_split(problem, launch)
         and shared_bytes(problem, launch) <= MOST_SHARED_BYTES
     )
 
@@ -126,13 +148,35 @@ def cells(problem: Problem, launch: Launch) -> int:
     return strips * sum(problem.strip * sheet.columns // sheet.cell_columns for sheet in problem.outputs)
 
 
+def finishers(problem: Problem, launch: Launch) -> int:
+    """Return how many blocks with a part of K of the same tile, from the first on, finish a part of its columns.
+
+    All parts are equally wide and consist of whole strips, so it may be that not all blocks get one.
+    """
+    strips = launch.group_columns // (CELL * problem.strip)
+    return max(count for count in range(1, launch.cluster_k + 1) if strips % count == 0)
+
+
+def finishing(problem: Problem, launch: Launch) -> Launch:
+    """Return the launch whose tiles are what a block finishes."""
+    return replace(launch, tile_n=launch.tile_n // finishers(problem, launch), cluster_k=1)
+
+
+def split_bytes(problem: Problem, launch: Launch) -> int:
+    """Return the bytes of the sums that a block gets from others with another part of K of the same tile.
+
+    They lie where the tiles of A and B were.
+    """
+    return (launch.cluster_k - 1) * launch.tile_m * finishing(problem, launch).tile_n * 4
+
+
 def shared_bytes(problem: Problem, launch: Launch) -> int:
     """Return the shared memory of a block, alignment included."""
-    own = launch.store_buffers * CELL_BYTES
+    own = launch.store_buffers * CELL_BYTES + problem.sum_bytes
     if problem.upstream is not None:
         own += UPSTREAM_BUFFERS * (problem.upstream.cell_bytes + 8)
-    sums = (launch.cluster_k - 1) * launch.tile_m * launch.tile_n * 4 + 16
-    return launch.slots * launch.slot_bytes + CONSUMERS * own + sums + 16 * launch.slots + 1024
+    barriers = 16 * launch.slots + SPLIT_BARRIERS * 8
+    return launch.slots * launch.slot_bytes + CONSUMERS * own + barriers + 1024
 
 
 def roomy(problem: Problem, launch: Launch) -> Launch:
@@ -146,14 +190,31 @@ _BYTE_TILES = (Launch(128, 192, cluster_m=2, store_buffers=3), Launch(128, 128, 
 _NARROW = (Launch(128, 128), Launch(128, 64, store_buffers=1))
 """In the order of preference. Timed on an H200: those for wide products, without epilogue."""
 
-_MOST_ACCUMULATORS = 192  # registers of a thread; 232 are there
-_MOST_FINISHED_ACCUMULATORS = 128  # if there is more to do with them than rounding
+
+def _most_accumulators(problem: Problem, launch: Launch) -> int:
+    """Return how many registers of a thread may hold sums; 232 are there.
+
+    Fewer if more is done with the sums than rounding them, and if sums of other blocks are added.
+    """
+    return 192 if problem.plain and launch.cluster_k == 1 else 128
+
+
+_MOST_BLOCKS = 8  # of a cluster, on every GPU
 
 
 def _has_valid_cluster(launch: Launch) -> bool:
-    shares_operands = launch.cluster_m * launch.cluster_n > 1
     most = {1: 4, 2: 2}.get(launch.cluster_m, 0)
-    return launch.cluster_n in (1, 2, 4)[:most] and launch.cluster_k <= (1 if shares_operands else 8)
+    return launch.cluster_n in (1, 2, 4)[:most] and launch.cluster <= _MOST_BLOCKS
+
+
+def _can_split(problem: Problem, launch: Launch) -> bool:
+    """Whether the sums of other parts of K have room, and all results can do with parts of the columns.
+
+    Sums over rows cannot: their workspace has a line for the columns of each warp group.
+    """
+    if launch.cluster_k == 1:
+        return True
+    return not problem.scratch and split_bytes(problem, launch) <= launch.slots * launch.slot_bytes
 
 
 def _covers_scales(problem: Problem, launch: Launch) -> bool:

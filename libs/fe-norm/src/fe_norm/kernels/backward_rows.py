@@ -9,9 +9,8 @@ from cutlass import Float32, Int32, Int64, cute
 
 from fe_norm.launch_backward import BackwardLaunch, BackwardProblem
 from fe_runtime.cute.memory import access_bits, load_atom
+from fe_runtime.cute.row_ring import RowRing
 from fe_runtime.cute.rows import RowPartition, load_vector
-
-from .row_ring import RowRing
 
 __all__ = ["READ", "LoadedRow", "Place", "Setup", "StagedRows", "Vectors"]
 
@@ -121,7 +120,7 @@ class StagedRows:
             None
             if source is None
             else RowRing.of(
-                allocator, source.element_type, setup.partition, how.threads, how.stages, place.thread, alignment
+                allocator, source.element_type, setup.partition, (how.threads, how.stages), place.thread, alignment
             )
             for source, alignment in zip(sources, alignments, strict=True)
         )
@@ -137,7 +136,7 @@ class StagedRows:
 
     def vectors(self, stage: Int32, j: int) -> Vectors:
         """Read vector ``j`` of the thread's share of a row that has arrived."""
-        values = [None if ring is None else ring.vector(j, stage) for ring in self.rings]
+        values = [None if ring is None else ring.slot(j, stage).load().to(Float32) for ring in self.rings]
         shares = [None if room is None else room[None, j, self.lane].load().to(Float32) for room in self.parameters]
         return Vectors(*values, *shares)
 

@@ -25,13 +25,13 @@ from fe_norm.launch_backward import split_config
 from fe_runtime.cute.activation import sigmoid
 from fe_runtime.cute.arguments import fake_rows, fake_stream, fake_vector
 from fe_runtime.cute.memory import access_bits, store_atom
+from fe_runtime.cute.partial_sums import launch_sums
 from fe_runtime.cute.reduce import WARP, block_sums, tree_sum, warp_sum
 from fe_runtime.cute.rows import store_vector
 from fe_runtime.cute.types import numeric
 
 from .backward_rows import READ, LoadedRow, Place, Setup, StagedRows, Vectors
 from .output import rounded
-from .sum_partials import launch_sums
 
 __all__ = ["build"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit_record", "gpu_record", "machine_record", "today", "versions"]
+__all__ = ["commit_record", "gpu_record", "machine_record", "run_record", "today", "versions"]
 
 PACKAGES = (
     "fe-runtime",
@@ -86,6 +86,21 @@ def commit_record(folder: Path | None = None) -> dict[str, Any] | None:
     if commit is None:
         return None
     return {"id": commit.strip(), "changed": bool((_run([*where, "status", "--porcelain"]) or "").strip())}
+
+
+def run_record(benchmark: str, commit: str | None, packages: Sequence[str]) -> dict[str, Any]:
+    """Return what a script that times something records beside its figures.
+
+    ``commit``: ``None`` for the repository's. ``packages``: those whose versions matter besides the usual ones.
+    """
+    return {
+        "benchmark": benchmark,
+        "date": today(),
+        "commit": commit_record() if commit is None else {"id": commit},
+        "machine": machine_record(),
+        "gpu": gpu_record(),
+        "versions": versions(packages),
+    }
 
 
 def today() -> str:

@@ -155,7 +155,7 @@ def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, obj
     samples = {
         declared.name: sample
         for declared, array in zip(contract.inputs, arrays, strict=True)
-        if (sample := _sample(bound, declared, array)) is not None
+        if (sample := _sample(contract, bound, declared, array)) is not None
     }
     bound.mutated = tuple(name for number in contract.mutated if (name := contract.input_names[number]) in samples)
     bound.options = check_option_kinds(contract, options)
@@ -173,12 +173,12 @@ def bind(contract: Contract, arrays: Sequence[object], options: Mapping[str, obj
     return bound
 
 
-def _sample(bound: Bound, declared: Input, array: object) -> Sample | None:
+def _sample(contract: Contract, bound: Bound, declared: Input, array: object) -> Sample | None:
     if array is None:
         if declared.optional:
             return None
         rule = "be an array (torch, JAX or numpy)"
-        raise TypeError(explain(bound.operation, declared.name, rule, "None", "Pass the array."))
+        raise contract.error("missing")(explain(bound.operation, declared.name, rule, "None", "Pass the array."))
     sample = Sample.of(bound.operation, declared.name, array, declared.pairs)
     if declared.mutated:
         check_writable(bound.operation, declared.name, array)

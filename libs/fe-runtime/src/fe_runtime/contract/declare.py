@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Contract", "Input", "Option", "Output", "OutputSpec", "Rule"]
 
-KINDS = ("rank", "shape", "layout", "dtype")
+KINDS = ("missing", "rank", "shape", "layout", "dtype")
 """Kinds of violation for which a contract may name another exception class."""
 
 
@@ -120,6 +120,8 @@ class OutputSpec:
     ``shape`` and ``dtype`` are canonical: as the reference returns it and a kernel writes it. Packed FP4 pairs
     (``float4_e2m1fn_x2``) count bytes; they lie along ``pairs``.
 
+    A reference may leave out ones that are there for the sake of the operands' form only.
+
     * ``order``: its dimensions in memory, outermost first; without it row-major.
     * ``view``: torch gets the canonical array with its dimensions in this order; a caller's own array may have either
       form.
@@ -158,11 +160,16 @@ class OutputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One result: ``spec`` gives its shape and dtype for a call, or ``None`` when the call does not produce it."""
+    """One result: ``spec`` gives its shape and dtype for a call, or ``None`` when the call does not produce it.
+
+    ``onto``: its ``accumulate`` by the options alone, for a program that torch traces, where results are copied into
+    the caller's arrays.
+    """
 
     name: str
     spec: Callable[[Bound], OutputSpec | None]
     doc: str = ""
+    onto: Callable[[Mapping[str, object]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,8 @@ class Contract:
     """Everything an operation promises about its arguments and results.
 
     ``dynamic`` lists the dimension letters that may change between the executions of one compiled object. ``errors``
-    names the exception class for each kind of violation of :data:`KINDS` that is not an ``InvalidArgumentError``.
+    names the exception class for each kind of violation of :data:`KINDS` that is not an ``InvalidArgumentError``; a
+    missing array is a ``TypeError`` otherwise.
     ``derived`` computes the letters that follow from the other letters and the options, tiles for example; they are
     checked last, when everything that they follow from is known to be right. An operation without outputs has mutated
     inputs.
@@ -205,7 +213,7 @@ class Contract:
 
     def error(self, kind: str) -> type[Exception]:
         """Return the exception class for a kind of violation."""
-        return self.errors.get(kind, InvalidArgumentError)
+        return self.errors.get(kind, TypeError if kind == "missing" else InvalidArgumentError)
 
     @cached_property
     def mutated(self) -> tuple[int, ...]:

@@ -6,9 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fe_runtime.strides import has_order, is_contiguous
+from fe_runtime.strides import has_order, is_contiguous, ordered_stride
 
-__all__ = ["ANY_LAYOUT", "CONTIGUOUS", "UNIT_INNER", "Dims", "Layout", "ShapePattern", "merged_strides", "pitched"]
+__all__ = [
+    "ANY_LAYOUT",
+    "CONTIGUOUS",
+    "UNIT_INNER",
+    "Dims",
+    "Layout",
+    "ShapePattern",
+    "compact",
+    "merged_strides",
+    "pitched",
+]
 
 Dims = dict[str, int | tuple[int, ...]]
 """Dimension letter to extent; ``"..."`` maps to the tuple of leading extents."""
@@ -86,8 +96,8 @@ class ShapePattern:
 class Layout:
     """A named rule on strides (in elements). Extents of 1 and empty arrays satisfy every layout.
 
-    ``orders``: the orders of dimensions in memory, outermost first, that a layout with gaps accepts; see
-    :func:`pitched`.
+    ``orders``: the orders of dimensions in memory, outermost first, that a layout of more than one accepts; see
+    :func:`pitched` and :func:`compact`.
     """
 
     name: str
@@ -109,6 +119,22 @@ def pitched(name: str, rule: str, fix: str, *orders: tuple[int, ...]) -> Layout:
 
     def holds(shape: Sequence[int], stride: Sequence[int]) -> bool:
         return any(has_order(shape, stride, order) for order in orders)
+
+    return Layout(name, rule, fix, holds, orders)
+
+
+def compact(name: str, rule: str, fix: str, *orders: tuple[int, ...]) -> Layout:
+    """Return the layout of arrays whose dimensions lie in one of these orders, outermost first, without gaps.
+
+    As with :func:`pitched`, the order that an array has is fixed by the samples of a class.
+    """
+
+    def has_no_gaps(shape: Sequence[int], stride: Sequence[int], order: tuple[int, ...]) -> bool:
+        steps = zip(shape, stride, ordered_stride(shape, order), strict=True)
+        return all(extent == 1 or step == wanted for extent, step, wanted in steps)
+
+    def holds(shape: Sequence[int], stride: Sequence[int]) -> bool:
+        return 0 in shape or any(has_no_gaps(shape, stride, order) for order in orders)
 
     return Layout(name, rule, fix, holds, orders)
 

@@ -14,7 +14,9 @@ it when it is imported. Each function states its formula and its error bound.
 | ``convert`` | float32 to e4m3 and packed e2m1, codes to bf16; NVFP4 scales and quotients |
 | ``hadamard`` | the Walsh-Hadamard transform of sixteen values of two threads |
 | ``rounding`` | products, sums and conversions with one stated rounding each |
-| ``ring`` | pieces of operands copied to shared memory ahead of their turn |
+| ``ring``, ``row_ring`` | pieces of operands, and rows, copied to shared memory ahead of their turn |
+| ``partial_sums`` | sums over the rows of matrices of partial sums |
+| ``philox`` | random bits by position, the same on every device |
 | ``schedule`` | the order in which persistent blocks take tiles |
 | ``tma``, ``pipeline``, ``wgmma`` | bulk copies to shared memory, the ring that they fill, matrix products from it |
 """

@@ -13,7 +13,7 @@ from cutlass import Int32, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind, make_smem_layout_atom
 
-__all__ = ["SWIZZLE_BYTES", "load_atom", "store_atom", "swizzled_layout", "swizzled_offset"]
+__all__ = ["SWIZZLE_BYTES", "load_atom", "store_atom", "swizzled_layout", "swizzled_offset", "tiles_from"]
 
 SWIZZLE_BYTES = 128
 """Bytes of a row of a swizzled tile."""
@@ -53,6 +53,15 @@ def store_atom(
 ) -> tuple[cute.CopyAtom, cute.Tensor]:
     """Return the copy of slots of ``layout`` into tiles of ``array``; what lies outside the array is not written."""
     return _pair(cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), array, layout, tile))
+
+
+def tiles_from(tiles: cute.Tensor, array: cute.Layout, first: tuple[Any, ...]) -> cute.Tensor:
+    """Return tiles that begin ``first`` values (a coordinate of the array) further than those of a partition.
+
+    ``tiles`` is the partition and ``array`` the layout of the array as TMA sees it. So tiles may begin anywhere.
+    """
+    further = cute.crd2idx(first, array)
+    return cute.make_tensor(tuple(a + b for a, b in zip(tiles.iterator, further, strict=True)), tiles.layout)
 
 
 def _pair(info: Any) -> tuple[cute.CopyAtom, cute.Tensor]:

@@ -119,7 +119,7 @@ def _bad_arrays(contract: Contract, bound: Bound, example: Call, at: int, declar
     yield "number", 1.0, TypeError
     yield "string", "x", TypeError
     if not declared.optional:
-        yield "None", None, TypeError
+        yield "None", None, contract.error("missing")
     if array is None:
         return
     for rank in (0, array.ndim - 1, array.ndim + 1, array.ndim + 2):

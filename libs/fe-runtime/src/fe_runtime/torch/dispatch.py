@@ -53,12 +53,12 @@ def plain_key(
     It is not hashable if an option is not. ``recording``: tensors that require a gradient do not count as plain.
     """
     # Types too: True equals 1, but is no valid integer.
-    key: list[object] = [backend, *options, *options.values(), *map(type, options.values())]
+    values = options.values()
+    key: list[object] = [backend, *options, *values, *map(type, values)]
     for array in arrays:
-        kind = type(array)
         if array is None:
             key.append(None)
-        elif (kind is Tensor or kind is Parameter) and array.is_cuda:
+        elif ((kind := type(array)) is Tensor or kind is Parameter) and array.is_cuda:
             if (recording and array.requires_grad) or array.is_neg():
                 return None
             key += array.dtype, array.shape, array.stride(), array.get_device(), array.data_ptr() & 15

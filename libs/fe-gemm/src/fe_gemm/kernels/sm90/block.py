@@ -3,7 +3,8 @@
 Warps 0 to 3 are the producer group, of which warp 0 works: for each tile of C and each slot's depth of K it waits for a
 slot of the ring and starts the TMA loads of A and B. The two computing warp groups run the products of a slot as one
 group of wgmma each. Nothing but the ring connects the warps: the producer runs ahead into the next tile while one is
-finished, and one computing group may still compute while the other finishes.
+finished, and one computing group may still compute while the other finishes. Only with parts of K of the same tile in
+several blocks all of them have to wait for each other at its end: see :mod:`.split_sum`.
 
 A cluster shares loads: see :class:`~fe_runtime.cute.pipeline.Ring`. All its blocks treat neighbouring tiles with equal
 numbers of steps, so their rings turn equally often; a tile outside C is computed from zeros and not written.
@@ -11,8 +12,8 @@ numbers of steps, so their rings turn equally often; a tile outside C is compute
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, cute
@@ -20,14 +21,13 @@ from cutlass import Boolean, Int32, cute
 from fe_gemm.planning.problem import CELL, Problem
 from fe_gemm.planning.tiles import CONSUMERS, Launch
 from fe_runtime.cute.pipeline import Position, Ring
-from fe_runtime.cute.schedule import TileGrid
 from fe_runtime.cute.wgmma import WARP_GROUP
 
 from .mainloop import main_loop
-from .operands import Loader, Place, Source
+from .parts import Ending, Finisher, Loader, Place, Schedule, Source, Tile, Turn
 from .split_sum import SplitSum
 
-__all__ = ["THREADS", "Ending", "Finisher", "dimensions", "grid", "run_block"]
+__all__ = ["THREADS", "dimensions", "run_block"]
 
 THREADS = (1 + CONSUMERS) * WARP_GROUP
 READING_WARPS = CONSUMERS * WARP_GROUP // 32
@@ -36,50 +36,12 @@ CONSUMER_REGISTERS = 232
 """40 + 2 * 232 registers per thread of each warp group are all that 384 threads can have."""
 
 
-class Finisher(Protocol):
-    """What becomes of accumulators, as a thread of a computing warp group sees it.
+def dimensions(launch: Launch, count: Any, multiprocessors: Int32 | int) -> dict[str, Any]:
+    """Return how a kernel of such blocks is launched: as many clusters as can run at once, or fewer for less work.
 
-    For each tile, in the order of the calls: ``begin`` before the product, ``finish`` after it, with the ``row`` and
-    ``column`` of the warp group's first cell of 64 x 64 values; ``finish_all`` in the end. All threads of a warp group
-    call them.
+    ``count`` is the number of tiles, counted in clusters, or more.
     """
-
-    def begin(self, row: Int32, column: Int32, batch: Int32) -> None:
-        """Start what takes time and does not need the product."""
-
-    def finish(self, accumulator: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> None:
-        """Take the accumulators of a tile."""
-
-    def finish_all(self) -> None:
-        """Finish what is left."""
-
-
-class Ending(Protocol):
-    """What becomes of accumulators, as a block sees it: its shared memory, and the views of the threads."""
-
-    def allocate(self, allocator: Any) -> Any:
-        """Take shared memory."""
-
-    def initialise(self, shared: Any) -> None:
-        """Make it usable; called by one warp, before a barrier over the block."""
-
-    def finisher(self, shared: Any, group: Int32, thread: Int32) -> Finisher:
-        """Return the view of a thread, by its number in its warp group."""
-
-
-def grid(launch: Launch, m: Any, n: Any, batches: Any) -> TileGrid:
-    """Return the tiles of a product (m, n, batches), counted in clusters."""
-    return TileGrid(
-        cute.ceil_div(m, launch.tile_m * launch.cluster_m),
-        cute.ceil_div(n, launch.tile_n * launch.cluster_n),
-        batches,
-        launch.band,
-    )
-
-
-def dimensions(launch: Launch, tiles: TileGrid, multiprocessors: Int32 | int) -> dict[str, Any]:
-    """Return how a kernel of such blocks is launched: as many clusters as can run at once, or fewer for less work."""
-    clusters = cutlass.min(tiles.count, multiprocessors // launch.cluster)
+    clusters = cutlass.min(count, multiprocessors // launch.cluster)
     return {
         "grid": (clusters * launch.cluster, 1, 1),
         "block": (THREADS, 1, 1),
@@ -89,10 +51,10 @@ def dimensions(launch: Launch, tiles: TileGrid, multiprocessors: Int32 | int) ->
 
 
 @cute.jit
-def run_block(source: Source, operands: tuple[Any, ...], tiles: TileGrid, ending: Ending) -> None:
+def run_block(source: Source, operands: tuple[Any, ...], schedule: Schedule, ending: Ending) -> None:
     """Do the work of one block of a persistent cluster.
 
-    ``operands`` is what :meth:`fe_gemm.kernels.sm90.operands.Source.atoms` returned.
+    ``operands`` is what the source made of A and B in the launcher.
     """
     how = source.launch
     thread, _, _ = cute.arch.thread_idx()
@@ -103,21 +65,18 @@ def run_block(source: Source, operands: tuple[Any, ...], tiles: TileGrid, ending
     shared = source.allocate(allocator)
     own = ending.allocate(allocator)
     ring = Ring.allocate(allocator, how.slots)
-    split = SplitSum.allocate(how, allocator) if how.cluster_k > 1 else None
+    split = SplitSum.allocate(source.problem, place, shared[0].iterator, allocator) if how.cluster_k > 1 else None
     if warp == 0:
         ring.initialise(READING_WARPS * (how.cluster_m + how.cluster_n - 1))
         ending.initialise(own)
         if cutlass.const_expr(split is not None):
             split.initialise()
     _synchronise(how)
-    block, _, _ = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
-    steps = cute.ceil_div(cute.size(operands[1], mode=[1]), source.problem.depth * how.cluster_k)
-    work = Work(source.problem, place, tiles, steps, block, blocks)
+    work = Work.of(source.problem, place, schedule)
     if warp < WARP_GROUP // 32:
         cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
         if warp == 0:
-            _produce(work, ring, Loader.of(how, place, shared, operands))
+            _produce(work, ring, source.loader(place, shared, operands), split)
     else:
         cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
         group = warp // (WARP_GROUP // 32) - 1
@@ -131,48 +90,36 @@ def run_block(source: Source, operands: tuple[Any, ...], tiles: TileGrid, ending
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a block has to do: the tiles, as clusters, with the numbers first, first + stride, ...
-
-    ``steps`` is the number of slots that a tile takes. With K spread over a cluster, some may lie beyond its end and
-    hold zeros.
-    """
+    """What a block has to do: every ``clusters``-th tile, counted in clusters, from the ``cluster``-th on."""
 
     problem: Problem
     place: Place
-    grid: TileGrid
-    steps: Int32
-    block: Int32
-    blocks: Int32
+    schedule: Schedule
+    cluster: Int32
+    clusters: Int32
+
+    @classmethod
+    def of(cls, problem: Problem, place: Place, schedule: Schedule) -> Work:
+        """Return the work of the block that asks."""
+        (block, _, _), (blocks, _, _) = cute.arch.block_idx(), cute.arch.grid_dim()
+        cluster = place.launch.cluster
+        return cls(problem, place, schedule, block // cluster, blocks // cluster)
 
     @property
     def launch(self) -> Launch:
         """How the work is spread."""
         return self.place.launch
 
-    @property
-    def numbers(self) -> tuple[Int32, Int32, Int32]:
-        """Start, end and stride of this block's numbers."""
-        cluster = self.launch.cluster
-        return self.block // cluster, self.grid.count, self.blocks // cluster
+    def first(self) -> Turn:
+        """Return the first turn."""
+        return self.schedule.first(self.place, self.cluster, self.clusters)
 
-    def tile(self, number: Int32) -> tuple[Int32, Int32, Int32]:
-        """Return (row, column, batch) of a tile, in tiles of one block.
-
-        Marked as equal in all threads of a warp: a hint, and what keeps the divisions where they are called for, before
-        the main loop, instead of behind it, where they would hold up the store.
-        """
-        row, column, batch = (cute.arch.make_warp_uniform(i) for i in self.grid.place(number))
+    def part(self, tile: Tile, group: Int32) -> Tile:
+        """Return a warp group's part of a tile."""
         how = self.launch
-        return row * how.cluster_m + self.place.row, column * how.cluster_n + self.place.column, batch
-
-    def cell(self, row: Int32, column: Int32, group: Int32) -> tuple[Int32, Int32]:
-        """Return the row and column, in cells, at which a warp group's part of a tile starts."""
-        how = self.launch
-        down, right = (0, group) if how.side_by_side else (group, 0)
-        return (
-            row * (how.tile_m // CELL) + down * (how.group_rows // CELL),
-            column * (how.tile_n // CELL) + right * (how.group_columns // CELL),
-        )
+        if how.side_by_side:
+            return replace(tile, column=tile.column + group * (how.group_columns // CELL))
+        return replace(tile, row=tile.row + group * how.group_rows)
 
 
 @cute.jit
@@ -187,16 +134,20 @@ def _synchronise(how: Launch) -> None:
 
 
 @cute.jit
-def _produce(work: Work, ring: Ring, loader: Loader) -> None:
+def _produce(work: Work, ring: Ring, loader: Loader, split: SplitSum | None) -> None:
     """Load the operands of all tiles; one warp."""
     loader.prefetch()
     at = Position.of_producer(ring.slots)
-    first, end, stride = work.numbers
-    for number in cutlass.range(first, end, stride, unroll=1):
-        row, column, batch = work.tile(number)
-        for step in cutlass.range(work.steps, unroll=1):
-            loader.load(ring, at, row, column, batch, work.place.part * work.steps + step)
+    turn, done = work.first(), Int32(0)
+    while turn.exists():
+        tile = turn.tile()
+        loader.begin(tile)
+        if cutlass.const_expr(split is not None):
+            split.wait_until_free(done)
+        for step in cutlass.range(tile.steps, unroll=1):
+            loader.load(ring, at, tile, step)
             at = at.next()
+        turn, done = turn.next(), done + 1
 
 
 @cute.jit
@@ -214,21 +165,22 @@ def _consume(
     loop = main_loop(work.problem, how, ring, shared, group, *_release_target(work.place, thread % 32))
     accumulator = loop.accumulator()
     at = Position.of_reader(ring.slots)
-    first, end, stride = work.numbers
-    for number in cutlass.range(first, end, stride, unroll=1):
-        row, column, batch = work.tile(number)
-        cell_row, cell_column = work.cell(row, column, group)
+    turn, done = work.first(), Int32(0)
+    while turn.exists():
+        tile = work.part(turn.tile(), group)
         if cutlass.const_expr(split is None):
-            finisher.begin(cell_row, cell_column, batch)
-            at = loop.run(accumulator, at, work.steps)
-            finisher.finish(accumulator, cell_row, cell_column, batch)
+            finisher.begin(tile)
+            at = loop.run(accumulator, at, tile.steps)
+            finisher.finish(accumulator, tile)
         else:
-            if work.place.rank == 0:
-                finisher.begin(cell_row, cell_column, batch)
-            at = loop.run(accumulator, at, work.steps)
-            split.add_up(accumulator, work.place.rank, thread, (number - first) // stride)
-            if work.place.rank == 0:
-                finisher.finish(accumulator, cell_row, cell_column, batch)
+            own = split.part(tile)
+            if split.finishes:
+                finisher.begin(own)
+            at = loop.run(accumulator, at, tile.steps)
+            total = split.trade(accumulator, thread, done, loop.target, loop.arrives)
+            if split.finishes:
+                finisher.finish(total, own)
+        turn, done = turn.next(), done + 1
     finisher.finish_all()
 
 
@@ -238,8 +190,7 @@ def _release_target(place: Place, lane: Int32) -> tuple[Int32 | None, Boolean]:
     Each lane stands for the block of its number; those that send to this block share its tile of A or of B.
     """
     how = place.launch
-    sharing = how.cluster_m * how.cluster_n
-    if sharing == 1:
+    if how.sharing == 1:
         return None, lane == 0
     sends = ((place.same_row | place.same_column) >> lane) & 1
-    return lane % sharing, sends == 1
+    return lane % how.cluster, sends == 1

@@ -1,5 +1,8 @@
 """A dense operation's launcher: operands that the tensor cores cannot take are expanded into workspaces, then the
-product runs with its epilogue."""
+product runs with its epilogue. With few rows, block-scaled operands are multiplied as they are.
+
+The number of rows decides at each call; the workspaces of the other way are not touched then.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import cutlass
 from cutlass import Float32, cute
 
 from fe_gemm.kernels import convert_operand, expand
@@ -17,6 +21,7 @@ from fe_runtime.cute.arguments import fake_stream, fake_vector
 from fe_runtime.cute.types import storage
 
 from .arguments import aligned, fake_matrices
+from .dense_few_rows import FewRowsProduct, fake_sums
 from .gemm import Product
 
 __all__ = ["build"]
@@ -28,18 +33,47 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
     ``config`` is what :func:`fe_gemm.planning.dense.config` returns.
     """
     dense = split_config(config)
-    operands = _Operands.of(arch, dense)
-    product = Product(dense.problem, dense.launches)
+    ways = _Ways.of(arch, dense)
 
     @cute.jit
     def gemm_dense(*arguments: Any) -> None:
         *values, stream = arguments
-        arrays = dict(zip(dense.arguments, values, strict=True))
-        a, b = operands.ready(arrays, stream)
-        product.launch(a, b, {name: arrays[name] for name in product.names}, dense.multiprocessors, stream)
+        _launch(ways, dict(zip(dense.arguments, values, strict=True)), stream)
 
-    fakes = {**operands.fake_arguments(), **_fake_results(product, dense.arguments)}
+    fakes = {**ways.operands.fake_arguments(), **_fake_results(ways.product, dense.arguments), "sums": fake_sums()}
     return gemm_dense, (*(fakes[name] for name in dense.arguments), fake_stream())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """How the results are made of the operands: through workspaces and the core, and maybe otherwise with few rows."""
+
+    dense: Dense
+    operands: _Operands
+    product: Product
+    few_rows: FewRowsProduct | None
+
+    @classmethod
+    def of(cls, arch: str, dense: Dense) -> _Ways:
+        few_rows = FewRowsProduct.of(arch, dense.problem, dense.few_rows)
+        return cls(dense, _Operands.of(arch, dense), Product(dense.problem, dense.launches), few_rows)
+
+    def launch_core(self, arrays: dict[str, Any], stream: Any) -> None:
+        """Launch what fills the workspaces, and the core."""
+        a, b = self.operands.ready(arrays, stream)
+        values = {name: arrays[name] for name in self.product.names}
+        self.product.launch(a, b, values, self.dense.multiprocessors, stream)
+
+
+@cute.jit
+def _launch(ways: cutlass.Constexpr[_Ways], arrays: dict[str, Any], stream: Any) -> None:
+    """Take the way for the number of rows."""
+    if cutlass.const_expr(ways.few_rows is None):
+        ways.launch_core(arrays, stream)
+    elif ways.few_rows.serves(arrays["a"]):
+        ways.few_rows.launch(arrays, ways.dense.multiprocessors, stream)
+    else:
+        ways.launch_core(arrays, stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from cutlass import Int32, cute
 
 from fe_gemm.planning.launches import Launches, split_config
 from fe_gemm.planning.problem import Problem
-from fe_gemm.planning.tiles import Launch
+from fe_gemm.planning.tiles import Launch, finishing
 from fe_runtime.cute.arguments import fake_stream
-from fe_runtime.cute.schedule import TileGrid
 from fe_runtime.cute.types import storage
 
 from .arguments import aligned, fake_matrices
-from .block import dimensions, grid, run_block
+from .block import dimensions, run_block
+from .dense_tiles import DenseTiles
 from .epilogue import Arrays, Epilogue, Finisher, Shared
 from .operands import Source
 
@@ -114,18 +114,19 @@ class Core:
 
     @property
     def epilogue(self) -> Epilogue:
-        """What is made of the accumulators."""
-        return Epilogue(self.problem, self.how)
+        """What is made of the accumulators that a block finishes."""
+        return Epilogue(self.problem, finishing(self.problem, self.how))
 
-    def tiles(self, a: cute.Tensor, b: cute.Tensor) -> TileGrid:
-        """Return the tiles of the product, counted in clusters."""
-        return grid(self.how, a.shape[0], b.shape[0], a.shape[2])
+    def tiles(self, a: cute.Tensor, b: cute.Tensor) -> DenseTiles:
+        """Return the tiles of the product."""
+        (m, k, batches), (n, _, _) = a.shape, b.shape
+        return DenseTiles.of(self.problem, self.how, (m, n, k, batches))
 
     def launch(self, a: cute.Tensor, b: cute.Tensor, arrays: Arrays, multiprocessors: Int32 | int, stream: Any) -> None:
         """Launch the kernel."""
         gemm_kernel.set_name_prefix("fe_gemm", remove_cutlass_symbol=True, keep_mangled_name=False)
         gemm_kernel(self, self.source.atoms(a, b), self.epilogue.parameters(arrays)).launch(
-            **dimensions(self.how, self.tiles(a, b), multiprocessors), stream=stream
+            **dimensions(self.how, self.tiles(a, b).count, multiprocessors), stream=stream
         )
 
 

@@ -8,47 +8,15 @@ from typing import Any
 from cutlass import Int16, Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
+from fe_gemm.planning.problem import CELL, DEPTH_BYTES
 from fe_gemm.planning.tiles import Launch, Problem
 from fe_runtime.cute.pipeline import Position, Ring
-from fe_runtime.cute.tma import load_atom, swizzled_layout
+from fe_runtime.cute.tma import load_atom, swizzled_layout, tiles_from
 from fe_runtime.cute.types import operand
 
+from .parts import Place, Tile
+
 __all__ = ["Loader", "Place", "Source"]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a block stands in its cluster: ranks run down the rows first, or along K."""
-
-    launch: Launch
-    rank: Int32
-
-    @property
-    def row(self) -> Int32 | int:
-        """Row in the cluster."""
-        return self.rank % self.launch.cluster_m if self.launch.cluster_m > 1 else 0
-
-    @property
-    def column(self) -> Int32 | int:
-        """Column in the cluster."""
-        return self.rank // self.launch.cluster_m if self.launch.cluster_n > 1 else 0
-
-    @property
-    def part(self) -> Int32 | int:
-        """Number of its part of K."""
-        return self.rank if self.launch.cluster_k > 1 else 0
-
-    @property
-    def same_row(self) -> Int32 | int:
-        """Mask of the blocks with the same tile of A."""
-        bits = sum(1 << (self.launch.cluster_m * i) for i in range(self.launch.cluster_n))
-        return bits << self.row
-
-    @property
-    def same_column(self) -> Int32 | int:
-        """Mask of the blocks with the same tile of B."""
-        bits = (1 << self.launch.cluster_m) - 1
-        return bits << (self.launch.cluster_m * self.column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +45,22 @@ class Source:
             *load_atom(self._typed(b), b_layout, (how.tile_n, depth), how.cluster_m),
         )
 
+    def loader(self, place: Place, shared: tuple[cute.Tensor, cute.Tensor], operands: tuple[Any, ...]) -> Loader:
+        """Return the producer's view of what :meth:`atoms` returned, for the block at ``place``."""
+        return Loader.of(place, shared, operands)
+
     def _typed(self, array: cute.Tensor) -> cute.Tensor:
         """Return an array, which is bytes for 8-bit values, with the type of its values."""
         return cute.make_tensor(cute.recast_ptr(array.iterator, dtype=operand(self.problem.dtype)), array.layout)
 
     def allocate(self, allocator: Any) -> tuple[cute.Tensor, cute.Tensor]:
-        """Return the tiles of A and B in shared memory."""
-        dtype = operand(self.problem.dtype)
+        """Return the tiles of A and B in shared memory, those of B behind those of A."""
+        dtype, how = operand(self.problem.dtype), self.launch
+        memory = allocator.allocate(how.slots * how.slot_bytes, 1024)
+        starts = memory, memory + how.slots * how.tile_m * DEPTH_BYTES
         a, b = (
-            allocator.allocate_tensor(dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
-            for layout in self.layouts
+            cute.make_tensor(cute.recast_ptr(start, layout.inner, dtype), layout.outer)
+            for start, layout in zip(starts, self.layouts, strict=True)
         )
         return a, b
 
@@ -104,59 +78,78 @@ class Share:
 class Operand:
     """The producer's view of A or B: the copy, the slots (copy, slot) and the array (copy, row, step, batch).
 
-    ``mask`` has a bit for each block of the cluster that gets what this block loads, or is ``None`` without multicast.
+    ``whole`` is the layout of the array as TMA sees it, by values: (row, depth, batch). ``mask`` has a bit for each
+    block of the cluster that gets what this block loads, or is ``None`` without multicast.
     """
 
     atom: cute.CopyAtom
     slots: cute.Tensor
     array: cute.Tensor
+    whole: cute.Layout
     mask: Int16 | None
 
     @classmethod
     def of(cls, atom: cute.CopyAtom, array: cute.Tensor, tile: cute.Tensor, share: Share) -> Operand:
         """Return the view of a block that loads a share of each tile."""
         tiles = cute.local_tile(array, (cute.size(tile, mode=[0]), cute.size(tile, mode=[1])), (None, None, None))
-        slots, array = cpasync.tma_partition(
+        slots, parts = cpasync.tma_partition(
             atom,
             share.part,
             cute.make_layout(share.parts),
             cute.group_modes(tile, 0, 2),
             cute.group_modes(tiles, 0, 2),
         )
-        return cls(atom, slots, array, None if share.parts == 1 else Int16(share.mask))
+        return cls(atom, slots, parts, array.layout, None if share.parts == 1 else Int16(share.mask))
 
     def load(self, ring: Ring, at: Position, row: Int32, batch: Int32, step: Int32) -> None:
-        """Start filling a slot."""
+        """Start filling a slot with the ``row``-th tile."""
+        self._copy(ring, at, self.array[None, row, step, batch])
+
+    def load_from(
+        self, ring: Ring, at: Position, first: tuple[Any, Any, Any], step: Int32, tensor_map: Any = None
+    ) -> None:
+        """Start filling a slot with the tile that begins ``step`` tiles of K after a value (row, depth, batch).
+
+        ``tensor_map``: another map than the launch's own.
+        """
+        from_ = tiles_from(self.array, self.whole, first)
+        self._copy(ring, at, from_[None, 0, step, 0], tensor_map)
+
+    def _copy(self, ring: Ring, at: Position, from_: cute.Tensor, tensor_map: Any = None) -> None:
         more = {} if self.mask is None else {"mcast_mask": self.mask}
-        from_, to = self.array[None, row, step, batch], self.slots[None, at.slot]
-        cute.copy(self.atom, from_, to, tma_bar_ptr=ring.full + at.slot, **more)
+        if tensor_map is not None:
+            more["tma_desc_ptr"] = tensor_map
+        cute.copy(self.atom, from_, self.slots[None, at.slot], tma_bar_ptr=ring.full + at.slot, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
     """The producer's view of both operands: loads the tiles of one k step of a tile of C into a slot."""
 
-    launch: Launch
+    place: Place
     a: Operand
     b: Operand
 
     @classmethod
-    def of(
-        cls, launch: Launch, place: Place, shared: tuple[cute.Tensor, cute.Tensor], atoms: tuple[Any, ...]
-    ) -> Loader:
+    def of(cls, place: Place, shared: tuple[cute.Tensor, cute.Tensor], atoms: tuple[Any, ...]) -> Loader:
         """Return the view of a block."""
         a_atom, a, b_atom, b = atoms
-        a_share = Share(place.column, launch.cluster_n, place.same_row)
-        b_share = Share(place.row, launch.cluster_m, place.same_column)
-        return cls(launch, Operand.of(a_atom, a, shared[0], a_share), Operand.of(b_atom, b, shared[1], b_share))
+        how = place.launch
+        a_share = Share(place.column, how.cluster_n, place.same_row)
+        b_share = Share(place.row, how.cluster_m, place.same_column)
+        return cls(place, Operand.of(a_atom, a, shared[0], a_share), Operand.of(b_atom, b, shared[1], b_share))
 
     def prefetch(self) -> None:
         """Fetch the descriptors."""
         cpasync.prefetch_descriptor(self.a.atom)
         cpasync.prefetch_descriptor(self.b.atom)
 
-    def load(self, ring: Ring, at: Position, row: Int32, column: Int32, batch: Int32, step: Int32) -> None:
+    def begin(self, tile: Tile) -> None:
+        """Nothing has to be got ready for a tile."""
+
+    def load(self, ring: Ring, at: Position, tile: Tile, step: Int32) -> None:
         """Wait for a slot and start filling it; called by one warp."""
-        ring.acquire(at, self.launch.slot_bytes)
-        self.a.load(ring, at, row, batch, step)
-        self.b.load(ring, at, column, batch, step)
+        step = self.place.part * tile.steps + step
+        ring.acquire(at, self.place.launch.slot_bytes)
+        self.a.load_from(ring, at, (tile.row, 0, tile.batch), step)
+        self.b.load_from(ring, at, (tile.column * CELL, 0, tile.batch), step)

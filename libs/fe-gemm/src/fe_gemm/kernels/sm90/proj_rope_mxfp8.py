@@ -19,7 +19,8 @@ from fe_gemm.planning.problem import Problem as Product
 from fe_gemm.planning.proj_rope import Launch, Problem, split_config
 from fe_runtime.cute.arguments import fake_stream
 
-from .block import dimensions, grid, run_block
+from .block import dimensions, run_block
+from .dense_tiles import DenseTiles
 from .operands import Source
 from .rope_quantiser import RopeQuantiser, Shared, Sheets, Tables
 
@@ -62,7 +63,16 @@ class Setup:
     @property
     def source(self) -> Source:
         """Where tiles of x and w come from."""
-        return Source(Product(b_major=self.kind.w_major), self.launch)
+        return Source(self._product, self.launch)
+
+    def tiles(self, operands: tuple[Any, ...]) -> DenseTiles:
+        """Return the tiles of the product of what :meth:`Source.atoms` returned."""
+        (tokens, depth, _), (features, _, _) = operands[1].shape, operands[3].shape
+        return DenseTiles.of(self._product, self.launch, (tokens, features, depth, 1))
+
+    @property
+    def _product(self) -> Product:
+        return Product(b_major=self.kind.w_major)
 
 
 def _launch(
@@ -72,10 +82,10 @@ def _launch(
     row_codes, row_scales, column_codes, column_scales = results
     operands = setup.source.atoms(_matrices(x), _matrices(w, turned=setup.kind.w_major == "n"))
     sheets = (*Sheets.atoms(row_codes), row_scales, *Sheets.atoms(column_codes), column_scales)
-    tiles = grid(setup.launch, *row_codes.shape, 1)
+    tiles = setup.tiles(operands)
     proj_rope_kernel.set_name_prefix("fe_gemm_proj_rope", remove_cutlass_symbol=True, keep_mangled_name=False)
     proj_rope_kernel(setup, operands, tables, sheets).launch(
-        **dimensions(setup.launch, tiles, setup.multiprocessors), stream=stream
+        **dimensions(setup.launch, tiles.count, setup.multiprocessors), stream=stream
     )
 
 
@@ -85,8 +95,7 @@ def proj_rope_kernel(
 ) -> None:
     """One block of a persistent cluster."""
     ending = Ending(Tables(*tables), Sheets(*sheets))
-    tiles = grid(setup.launch, *ending.sheets.row_codes.shape, 1)
-    run_block(setup.source, operands, tiles, ending)
+    run_block(setup.source, operands, setup.tiles(operands), ending)
 
 
 @dataclass(frozen=True, slots=True)

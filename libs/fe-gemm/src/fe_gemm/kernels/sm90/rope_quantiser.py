@@ -29,6 +29,7 @@ from fe_runtime.cute.rounding import bf16_values, mul_rn
 from fe_runtime.cute.tma import store_atom
 from fe_runtime.cute.wgmma import WARP_GROUP, fragment_row
 
+from .parts import Tile
 from .rope_values import (
     Values,
     chosen,
@@ -146,15 +147,15 @@ class RopeQuantiser:
         entries = cute.make_rmem_tensor((4, 4, 2), Int32)
         return cls(sheets, tables, shared, staged, targets, entries, group, thread)
 
-    def begin(self, row: Int32, column: Int32, batch: Int32) -> None:
+    def begin(self, tile: Tile) -> None:
         """Load the entries of the tables while the product is computed."""
         for half in range(2):
-            self.tables.load(self.entries[None, None, half], self._token(row) + 8 * half, self._quarter)
+            self.tables.load(self.entries[None, None, half], self._token(tile) + 8 * half, self._quarter)
 
-    def finish(self, accumulator: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> None:
-        """Rotate, quantise and store the tokens from 64 ``row`` on of the head with the cell ``column``."""
-        head = column // HEAD_CELLS
-        token = self._token(row)
+    def finish(self, accumulator: cute.Tensor, tile: Tile) -> None:
+        """Rotate, quantise and store the 64 tokens of a tile for the head that it begins in."""
+        head = tile.column // HEAD_CELLS
+        token = self._token(tile)
         values = self._rotated(accumulator)
         self._offer_maxima(values)
         maxima = [row_maxima(part) for part in values]
@@ -162,7 +163,7 @@ class RopeQuantiser:
         self._stage_rows(values, [self._store_row_scales(maxima[i], token + 8 * i, head) for i in (0, 1)])
         self._share_factors(token, head)
         self._stage_columns(values)
-        self._hand_over(row, head)
+        self._hand_over(tile.row // CELL_ROWS, head)
 
     @cute.jit
     def finish_all(self) -> None:
@@ -187,9 +188,9 @@ class RopeQuantiser:
     def _issues(self) -> Boolean:
         return cute.arch.make_warp_uniform(self.thread // 32) == 0
 
-    def _token(self, row: Int32) -> Int32:
+    def _token(self, tile: Tile) -> Int32:
         """Return the first of the thread's two tokens; the other one is 8 further."""
-        return row * CELL_ROWS + fragment_row(self.thread)
+        return tile.row + fragment_row(self.thread)
 
     def _rotated(self, accumulator: cute.Tensor) -> list[Values]:
         """Return the values of both tokens."""

@@ -46,35 +46,40 @@ def build(arch: str, **config: Any) -> tuple[Callable[..., None], tuple[Any, ...
 
     @cute.jit
     def scaled_few_rows(*arguments: Any) -> None:
-        a, b, sfa, sfb, out, *rest, multiprocessors, stream = arguments
-        launch_few_rows(setup, (a, sfa), (b, sfb), (out, *rest), multiprocessors, stream)
+        a, b, sfa, sfb, *results, multiprocessors, stream = arguments
+        _launch(setup, (a, sfa), (b, sfb), results, multiprocessors, stream)
 
     return scaled_few_rows, _fake_arguments(setup)
+
+
+def _launch(setup: Setup, a: Any, b: Any, results: list[cute.Tensor], multiprocessors: Int32, stream: Any) -> None:
+    out, *sums = results
+    left = sums[0] if sums else out[None, None, 0]
+    launch_few_rows(setup, a, b, left, multiprocessors, stream)
+    if sums:
+        launch_addition(left, out, Int32(setup.launch.slices), stream)
 
 
 def launch_few_rows(
     setup: Setup,
     a: tuple[cute.Tensor, cute.Tensor],
     b: tuple[cute.Tensor, cute.Tensor],
-    results: tuple[cute.Tensor, ...],
-    multiprocessors: Int32,
+    sums: cute.Tensor,
+    multiprocessors: Int32 | int,
     stream: Any,
 ) -> None:
     """Launch the product of tokens and weights, codes and scales of each; called by a launcher.
 
-    ``results``: the product, and where K is cut the sums of its slices.
+    ``sums``: (slices M, N), what is to be added where K is cut, and else the product.
     """
     how, weights = setup.launch, aligned(b[0], True)
     atom = load_atom(weights, setup.weights_layout, (how.rows, SLOT_BYTES), 1)
-    out, sums = results[0][None, None, 0], results[1:]
-    few_rows_kernel(setup, atom, b[1], *a, *(sums or (out,))).launch(
+    few_rows_kernel(setup, atom, b[1], aligned(a[0], True), a[1], sums).launch(
         grid=(cutlass.min(items(setup, b[0].shape[0]), multiprocessors), 1, 1),
         block=(how.threads, 1, 1),
         stream=stream,
         min_blocks_per_mp=1,
     )
-    if how.slices > 1:
-        launch_addition(results[1], results[0], Int32(how.slices), stream)
 
 
 @cute.kernel
@@ -133,6 +138,7 @@ def _load(
                 target = shared.atoms[None, None, None, i, at.slot]
                 _copy_bulk(atoms[None, None, column, row, 0], target, size, shared.ring.full + at.slot)
             at = at.next()
+    cute.arch.griddepcontrol_launch_dependents()  # what makes results of the sums may come and wait
 
 
 @cute.jit

@@ -13,7 +13,7 @@ from fe_runtime.formats import _backend as backend
 
 from . import experts, forms, groups, quantised
 
-__all__ = ["grouped_gemm_wgrad"]
+__all__ = ["grouped_gemm_wgrad", "has_tokens"]
 
 Array: TypeAlias = Any
 
@@ -96,14 +96,14 @@ def grouped_gemm_wgrad(
     product = groups.token_products(left, xp.permute_dims(right, (1, 0)), offsets, accumulate)
     if global_scale_a is not None:
         product = product * (global_scale_a * global_scale_b)[:, None, None]
-        product = xp.where(_has_tokens(offsets), product, xp.zeros_like(product))
+        product = xp.where(has_tokens(offsets), product, xp.zeros_like(product))
     found = formats.cast(product, dtype)
     if wgrad_ptrs is not None:
         experts.store_through_pointers(wgrad_ptrs, found, dtype, accumulate_on_output, offsets)
         return (None,)
     if accumulate_on_output and wgrad is not None:
         total = formats.cast(formats.decode(wgrad) + formats.decode(found), dtype)
-        found = xp.where(_has_tokens(offsets), total, wgrad)
+        found = xp.where(has_tokens(offsets), total, wgrad)
     return (found,)
 
 
@@ -152,7 +152,8 @@ def _in_one_matrix(x: Array, offsets: Array) -> Array:
     return xp.reshape(xp.take(xp.reshape(x, (-1,)), place), (rows, tokens))
 
 
-def _has_tokens(offsets: Array) -> Array:
+def has_tokens(offsets: Array) -> Array:
+    """Return which experts have tokens, (E, 1, 1)."""
     xp = array_namespace(offsets)
     before = xp.concat([xp.zeros_like(offsets[:1]), offsets[:-1]])
     return (offsets > before)[:, None, None]

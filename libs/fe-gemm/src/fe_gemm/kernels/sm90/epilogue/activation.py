@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import cutlass
 from cutlass import Float32, cute
 
 from fe_runtime.cute.activation import silu
 
 from .cells import fragment
 
-__all__ = ["dsrelu", "larger_or_nan", "relu", "scaled", "srelu", "swiglu"]
+__all__ = ["biased", "dsrelu", "larger_or_nan", "relu", "rounded", "scaled", "srelu", "swiglu", "weighted"]
 
 
 def scaled(values: cute.Tensor, alpha: Float32) -> None:
     """Multiply a fragment by alpha."""
     for at in _places(values):
         values[at] = values[at] * alpha
+
+
+def rounded(values: cute.Tensor, dtype: type[cutlass.Numeric]) -> None:
+    """Round a fragment to a dtype, and keep it in float32."""
+    values.store(values.load().to(dtype).to(Float32))
+
+
+def weighted(values: cute.Tensor, prob: tuple[Float32, Float32]) -> cute.Tensor:
+    """Return a fragment times the prob of each of the two rows."""
+    products = fragment(cute.size(values, mode=[2]))
+    for at in _places(values):
+        products[at] = values[at] * prob[at[1]]
+    return products
+
+
+def biased(values: cute.Tensor, bias: cute.Tensor, prob: tuple[Float32, Float32] | None) -> None:
+    """Add the bias (side, block) of each column to a fragment, times the prob of the row if there is one."""
+    for side, half, block in _places(values):
+        addend = bias[side, block] if prob is None else bias[side, block] * prob[half]
+        values[side, half, block] = values[side, half, block] + addend
 
 
 def swiglu(x: cute.Tensor, gate_first: bool) -> cute.Tensor:

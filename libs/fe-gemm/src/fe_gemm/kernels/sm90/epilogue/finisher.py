@@ -1,4 +1,4 @@
-"""What becomes of the accumulators of a tile: the static side, :class:`Epilogue`, and a thread's, :class:`Finisher`.
+"""What becomes of the accumulators of a tile, as a thread sees it; the static side is :mod:`.static`.
 
 A tile is finished strip by strip, one cell of accumulators or two that lie side by side: X is scaled, stored if it is
 wanted, activated; the result is counted, quantised and stored. Nothing of a strip outlives it but a few sums.
@@ -6,121 +6,48 @@ wanted, activated; the result is counted, quantised and stored. Nothing of a str
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, Uint8, cute
+from cutlass import Boolean, Float32, Int32, cute
 
-from fe_gemm.kernels.sm90.arguments import fake_matrices
+from fe_gemm.kernels.sm90.parts import Tile
+from fe_gemm.kernels.sm90.tensor_maps import TensorMaps
 from fe_gemm.planning.problem import CELL, Problem, Sheet
-from fe_gemm.planning.tiles import CELL_BYTES, CONSUMERS, UPSTREAM_BUFFERS, Launch, cells
-from fe_runtime.cute.types import numeric, storage
+from fe_gemm.planning.tiles import CELL_BYTES, UPSTREAM_BUFFERS, cells
 from fe_runtime.cute.wgmma import fragment_column, fragment_row
 
-from . import amax, row_sums
-from .activation import dsrelu, scaled, srelu, swiglu
+from .activation import biased, dsrelu, scaled, srelu, swiglu, weighted
 from .amax import Amax
 from .cells import BLOCK, fragment
 from .factors import RowFactors
+from .glu import Glu
+from .groups import Bias, GroupFactor
 from .quantise import Quantiser
 from .region import Region
 from .row_sums import RowSums
-from .stage import Outlet, Stage, outlet_atom
-from .upstream import Inlet, inlet_atom
+from .stage import Outlet, Stage
+from .static import Arrays, Epilogue, Shared
+from .upstream import Inlet
 
-__all__ = ["Arrays", "Epilogue", "Finisher", "Shared"]
+__all__ = ["CELL_BLOCKS", "Finisher", "region_of", "strip_of"]
 
-Arrays = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What an epilogue has in shared memory: buffers of all warp groups for what leaves, and for what comes in."""
-
-    outgoing: cute.Pointer
-    incoming: cute.Pointer | None
-    full: cute.Pointer | None
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What is static: which arrays, in which order, with which shared memory."""
-
-    problem: Problem
-    launch: Launch
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all arrays and scalars besides A and B, in the order of a kernel's arguments."""
-        how = self.problem
-        return (*how.inputs, *how.results, *how.scratch, *how.scalars)
-
-    @property
-    def sheets(self) -> dict[str, Sheet]:
-        """The matrices that TMA moves."""
-        upstream = self.problem.upstream
-        return {sheet.name: sheet for sheet in (*self.problem.outputs, *([] if upstream is None else [upstream]))}
-
-    @property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """The (row, column) of the first cell of each strip of a warp group's tile, in their order."""
-        rows, columns = self.launch.group_rows // CELL, self.launch.group_columns // CELL
-        return tuple((down, right) for down in range(rows) for right in range(0, columns, self.problem.strip))
-
-    def fake_arguments(self, m: Any, n: Any, batches: Any) -> tuple[Any, ...]:
-        """Return stand-ins for what :attr:`names` lists, for matrices of the extents that the symbols stand for."""
-        return tuple(_fake(self, name, m, n, batches) for name in self.names)
-
-    def prepare(self, arrays: Arrays, stream: Any) -> None:
-        """Launch what has to run before the product."""
-        if self.problem.amax and not self.problem.accumulates:
-            amax.preset(arrays["amax"], stream)
-
-    def complete(self, arrays: Arrays, stream: Any) -> None:
-        """Launch what has to run after the product."""
-        if self.problem.epilogue == "dsrelu":
-            row_sums.add_up(arrays["partials"], arrays["dprob"], self.problem.accumulates, stream)
-
-    def parameters(self, arrays: Arrays) -> tuple[Any, ...]:
-        """Return what the kernel needs, entry by entry of :attr:`names`: of matrices a TMA copy and what it sees."""
-        return tuple(self._parameter(name, arrays[name]) for name in self.names)
-
-    def allocate(self, allocator: Any) -> Shared:
-        """Return the shared memory; :meth:`initialise` makes it usable."""
-        upstream = self.problem.upstream
-        outgoing = allocator.allocate(CONSUMERS * self.launch.store_buffers * CELL_BYTES, 1024)
-        if upstream is None:
-            return Shared(outgoing, None, None)
-        incoming = allocator.allocate(CONSUMERS * UPSTREAM_BUFFERS * upstream.cell_bytes, 1024)
-        return Shared(outgoing, incoming, allocator.allocate_array(Int64, CONSUMERS * UPSTREAM_BUFFERS))
-
-    @cute.jit
-    def initialise(self, shared: Shared) -> None:
-        """Set the barriers up; called by one warp, with a fence and a barrier over the block before any other use."""
-        if cutlass.const_expr(shared.full is not None):
-            with cute.arch.elect_one():
-                for i in range(CONSUMERS * UPSTREAM_BUFFERS):
-                    cute.arch.mbarrier_init(shared.full + i, 1)
-
-    def _parameter(self, name: str, array: Any) -> Any:
-        sheet = self.sheets.get(name)
-        if sheet is None:
-            return array
-        return inlet_atom(sheet, array) if name == "upstream" else outlet_atom(sheet, array)
+CELL_BLOCKS = CELL // BLOCK
+"""Blocks of accumulators in a cell."""
+BIAS_BLOCKS = {4: 2, 2: 4}
+"""Blocks of columns whose bias is in registers at once, by the bytes of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finisher:
     """One thread's view. ``thread`` is its number in its warp group.
 
-    For each tile of C, in the order of the calls: :meth:`begin` before the product, :meth:`finish` after it; and
-    :meth:`finish_all` in the end. All threads of the warp group call them.
+    See :class:`fe_gemm.kernels.sm90.parts.Finisher`.
     """
 
     how: Epilogue
     thread: Int32
-    rows: Int32
     columns: Int32
     alpha: Float32 | None
     factors: RowFactors | None
@@ -130,52 +57,71 @@ class Finisher:
     amax: Amax | None
     quantiser: Quantiser | None
     sums: RowSums | None
+    scale: GroupFactor | None = None
+    bias: Bias | None = None
+    glu: Glu | None = None
 
     @classmethod
-    def of(cls, how: Epilogue, shared: Shared, parameters: tuple[Any, ...], group: Int32, thread: Int32) -> Finisher:
-        """Return the view of a thread of a warp group."""
+    def of(
+        cls,
+        how: Epilogue,
+        shared: Shared,
+        parameters: tuple[Any, ...],
+        group: Int32,
+        thread: Int32,
+        maps: Mapping[str, TensorMaps] | None = None,
+    ) -> Finisher:
+        """Return the view of a thread of a warp group; ``maps``: those of the groups' results, by name."""
         problem, buffers = how.problem, how.launch.store_buffers
         given = dict(zip(how.names, parameters, strict=True))
         memory = shared.outgoing + group * (buffers * CELL_BYTES)
-        outlets = tuple(Outlet.of(sheet, given[sheet.name], memory, buffers, thread) for sheet in problem.outputs)
+        outlets = tuple(
+            Outlet.of(sheet, given[sheet.name], memory, buffers, thread, (maps or {}).get(sheet.name))
+            for sheet in problem.outputs
+        )
         rows, stored, _ = given["c"][1].shape
         columns = stored * (2 if problem.c_dtype == "float4_e2m1fn" else 1)
         issues = cute.arch.make_warp_uniform(thread // 32) == 0
         return cls(
             how,
             thread,
-            rows,
             columns,
-            given.get("alpha"),
+            None if problem.grouped else given.get("alpha"),
             RowFactors.of(given["prob"], how.launch.group_rows // CELL) if "prob" in given else None,
             Stage(buffers, cells(problem, how.launch), group, issues),
             outlets,
             _inlet(how, shared, given, group, thread),
             Amax.of(given["amax"]) if problem.amax else None,
             _quantiser(problem, given, rows, columns),
-            RowSums.of(given["partials"]) if problem.epilogue == "dsrelu" else None,
+            RowSums.of(given["partials"]) if "partials" in given else None,
+            GroupFactor.of(given["alpha"], problem.epilogue == "dglu") if problem.grouped else None,
+            Bias(given["bias"], problem.bias_dtype) if "bias" in given else None,
+            None if problem.activation is None else Glu.of(problem.activation, given),
         )
 
-    def begin(self, row: Int32, column: Int32, batch: Int32) -> None:
-        """Start reading what goes with the tile whose first cell of accumulators is (``row``, ``column``)."""
+    def begin(self, tile: Tile) -> None:
+        """Start reading what goes with a tile."""
         if self.inlet is not None:
-            self.inlet.begin(row, column, batch)
+            self.inlet.begin(tile.row, tile.column, tile.batch)
         if self.factors is not None:
-            self.factors.begin(row * CELL + fragment_row(self.thread), batch)
+            self.factors.begin(tile.row + fragment_row(self.thread), tile.batch)
+        if self.scale is not None:
+            self.scale.begin(tile.batch)
+            self.stage.begin(self.outlets, tile.batch)
 
-    def finish(self, accumulator: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> None:
-        """Finish the accumulators whose first cell is (``row``, ``column``)."""
+    def finish(self, accumulator: cute.Tensor, tile: Tile) -> None:
+        """Finish the accumulators of a tile."""
         per_row = self.how.launch.group_columns // (CELL * self.how.problem.strip)
         for down in range(self.how.launch.group_rows // CELL):
-            own_row = (row + down) * CELL + fragment_row(self.thread)
-            inside = (own_row < self.rows, own_row + 8 < self.rows)
+            own_row = tile.row + down * CELL + fragment_row(self.thread)
+            inside = (own_row < tile.end, own_row + 8 < tile.end)
             if self.sums is not None:
                 self.sums.begin()
             for strip in range(per_row):
-                self._strip(accumulator, down * per_row + strip, (row, column, batch), own_row, inside)
+                self._strip(accumulator, down * per_row + strip, tile, own_row, inside)
             if self.sums is not None:
-                part = column // (self.how.launch.group_columns // CELL)
-                self.sums.finish(own_row, part, batch, inside, self.thread % 4 == 0)
+                part = tile.column // (self.how.launch.group_columns // CELL)
+                self.sums.finish(own_row, part, tile.batch, inside, self.thread % 4 == 0)
         if self.inlet is not None:
             self.inlet.end()
 
@@ -189,18 +135,20 @@ class Finisher:
         self,
         accumulator: cute.Tensor,
         index: int,
-        first: tuple[Int32, Int32, Int32],
+        tile: Tile,
         own_row: Int32,
         inside: tuple[Boolean, Boolean],
     ) -> None:
-        """Finish the ``index``-th strip of the tile with the ``first`` cell of accumulators (row, column, batch)."""
+        """Finish the ``index``-th strip of a tile."""
         problem = self.how.problem
         down, right = self.how.places[index]
-        row, column, batch = first[0] + down, first[1] + right, first[2]
-        region = _region(inside, self.columns - column * problem.result_columns, self.thread)
-        x = _strip_of(accumulator, down, right, problem.strip)
+        row, column, batch = tile.row + down * CELL, tile.column + right, tile.batch
+        region = region_of(inside, self.columns - column * problem.result_columns, self.thread)
+        x = strip_of(accumulator, down, right * CELL_BLOCKS, problem.strip * CELL_BLOCKS)
         if self.alpha is not None:
             scaled(x, self.alpha)
+        if self.scale is not None:
+            self._grouped(x, tile, down, column)
         result = self._activated(x, index, region)
         if self.amax is not None:
             self.amax.add(result, region)
@@ -213,7 +161,7 @@ class Finisher:
             target = _cell_column(outlet.sheet, column, piece)
             self.stage.store(outlet, values, index * len(pieces) + number, row, target, batch)
             if self.inlet is not None and number == 0:  # all threads have come past a barrier since they read
-                self.inlet.fetch(index + UPSTREAM_BUFFERS, *first)
+                self.inlet.fetch(index + UPSTREAM_BUFFERS, tile.row, tile.column, batch)
 
     def _activated(self, x: cute.Tensor, index: int, region: Region) -> cute.Tensor:
         """Return the result of the ``index``-th strip; on the way, add up what there is to add."""
@@ -226,21 +174,38 @@ class Finisher:
             result, terms = dsrelu(x, self.inlet.read(index), self.factors.of_cell(down))
             self.sums.add(terms, region)
             return result
+        if problem.epilogue == "glu":
+            return self.glu.of_fragment(x, None if self.factors is None else self.factors.of_cell(down))
+        if problem.epilogue == "unfused" and self.bias is None:
+            return weighted(x, self.factors.of_cell(down))
         return x
 
+    def _grouped(self, x: cute.Tensor, tile: Tile, down: int, column: Int32) -> None:
+        """Apply what the rows of a group have in common to a strip of accumulators from a ``column`` of cells on."""
+        scaled(x, self.scale.value)
+        if self.bias is None:
+            return
+        gated = self.how.problem.epilogue == "glu"  # then columns come in blocks of 32
+        prob = None if gated else self.factors.of_cell(down)
+        count = BIAS_BLOCKS[self.bias.array.element_type.width // 8]
+        for block in range(0, cute.size(x, mode=[2]), count):
+            first = column * CELL + block * BLOCK + fragment_column(self.thread)
+            part = cute.local_tile(x, (2, 2, count), (0, 0, block // count))
+            biased(part, self.bias.of_blocks(tile.batch, first, count, gated), prob)
 
-def _region(inside: tuple[Boolean, Boolean], columns: Int32, thread: Int32) -> Region:
+
+def region_of(inside: tuple[Boolean, Boolean], columns: Int32, thread: Int32) -> Region:
+    """Return the region under a fragment from whose first column on there are so many in the matrix."""
     return Region(inside, columns, columns - fragment_column(thread))
 
 
-def _strip_of(accumulator: cute.Tensor, down: int, right: int, strip: int) -> cute.Tensor:
-    """Return the fragment of a strip of accumulators."""
-    blocks = CELL // BLOCK
-    values = fragment(strip * blocks)
-    for block in range(strip * blocks):
+def strip_of(accumulator: cute.Tensor, down: int, first: int, blocks: int) -> cute.Tensor:
+    """Return the fragment of so many blocks of accumulators from the ``first`` one on, in a row of cells."""
+    values = fragment(blocks)
+    for block in range(blocks):
         for half in range(2):
             for side in range(2):
-                values[side, half, block] = accumulator[((side, half, right * blocks + block), down, 0)]
+                values[side, half, block] = accumulator[((side, half, first + block), down, 0)]
     return values
 
 
@@ -264,7 +229,7 @@ def _inlet(how: Epilogue, shared: Shared, given: Arrays, group: Int32, thread: I
         return None
     memory = shared.incoming + group * (UPSTREAM_BUFFERS * sheet.cell_bytes)
     full = shared.full + group * UPSTREAM_BUFFERS
-    return Inlet.of(sheet, how.places, given["upstream"], memory, full, thread)
+    return Inlet.of(sheet, how.upstream_places, given["upstream"], memory, full, thread)
 
 
 def _quantiser(problem: Problem, given: Arrays, rows: Int32, columns: Int32) -> Quantiser | None:
@@ -272,22 +237,3 @@ def _quantiser(problem: Problem, given: Arrays, rows: Int32, columns: Int32) -> 
         return None
     norm = given["norm_const"][0]
     return Quantiser(problem.c_dtype, problem.scale_dtype, problem.scale_vector, given["scales"], norm, rows, columns)
-
-
-def _fake(how: Epilogue, name: str, m: Any, n: Any, batches: Any) -> Any:
-    """Return the stand-in for an array or a scalar."""
-    if name in how.sheets:
-        sheet = how.sheets[name]
-        halved = sheet.columns < CELL or sheet.bits < 8
-        return fake_matrices(storage(sheet.dtype), m, cute.sym_int() if halved else n, batches, sheet.major == "n")
-    if name == "alpha":
-        return Float32(1.0)
-    make, real = cute.runtime.make_fake_tensor, numeric("float32")
-    if name in ("prob", "dprob"):
-        return make(real, (m, 1, batches), tuple(cute.sym_int64() for _ in range(3)), assumed_align=4)
-    if name == "partials":
-        line, matrix = cute.sym_int64(), cute.sym_int64()
-        return make(real, (cute.sym_int(), batches, m), (matrix, line, 1), assumed_align=4)
-    if name == "scales":
-        return make(Uint8, (cute.sym_int64(),), (1,), assumed_align=16)
-    return make(real, (1,), (1,), assumed_align=4)

@@ -61,23 +61,35 @@ def _add(total: Float32, value: Float32) -> Float32:
     return total + value
 
 
-def add_up(partials: cute.Tensor, sums: cute.Tensor, accumulates: bool, stream: Any) -> None:
-    """Launch the second kernel: partials (parts, L, M) to sums (M, 1, L)."""
+def add_up(
+    partials: cute.Tensor, sums: cute.Tensor, accumulates: bool, stream: Any, offsets: cute.Tensor | None = None
+) -> None:
+    """Launch the second kernel: partials (parts, L, M) to sums (M, 1, L).
+
+    ``offsets``: the ends of groups of rows; rows behind the last one have no sums: they get 0, or are left alone.
+    """
     _, batches, rows = partials.shape
     add_up_kernel.set_name_prefix("fe_gemm_row_sums", remove_cutlass_symbol=True, keep_mangled_name=False)
-    add_up_kernel(partials, sums, accumulates).launch(
+    add_up_kernel(partials, sums, offsets, accumulates).launch(
         grid=(cute.ceil_div(rows * batches, _THREADS), 1, 1), block=(_THREADS, 1, 1), stream=stream
     )
 
 
 @cute.kernel
-def add_up_kernel(partials: cute.Tensor, sums: cute.Tensor, accumulates: cutlass.Constexpr[bool]) -> None:
+def add_up_kernel(
+    partials: cute.Tensor, sums: cute.Tensor, offsets: cute.Tensor | None, accumulates: cutlass.Constexpr[bool]
+) -> None:
     """Add the parts of one row per thread."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     parts, batches, rows = partials.shape
-    number = block * _THREADS + thread
-    if number < rows * batches:
+    number, count = block * _THREADS + thread, rows * batches
+    if cutlass.const_expr(offsets is not None):
+        summed = cutlass.min(count, offsets[offsets.shape[0] - 1])
+        parts = parts * Int32(number < summed)
+        if cutlass.const_expr(accumulates):
+            count = summed
+    if number < count:
         batch = number // rows
         row = number - batch * rows
         total, excess = Float32(0.0), Float32(0.0)

@@ -8,9 +8,10 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
+from fe_gemm.kernels.sm90.tensor_maps import TensorMaps
 from fe_gemm.planning.problem import CELL, Sheet
 from fe_gemm.planning.tiles import CELL_BYTES
-from fe_runtime.cute.tma import store_atom
+from fe_runtime.cute.tma import store_atom, tiles_from
 from fe_runtime.cute.types import storage
 from fe_runtime.cute.wgmma import WARP_GROUP
 
@@ -41,27 +42,42 @@ class Outlet:
     """One warp group's way out for one matrix.
 
     ``slots`` and ``array`` are the buffers (copy, buffer) and the matrix (copy, row, column, batch) of the TMA copy
-    ``atom``, in cells; ``start`` is the thread's address in the first buffer.
+    ``atom``, in cells; ``whole`` is the matrix's layout by values; ``start`` is the thread's address in the first
+    buffer. With groups of rows each has a map of its own, in which the matrix ends with the group: ``maps``.
     """
 
     sheet: Sheet
     atom: cute.CopyAtom
     slots: cute.Tensor
     array: cute.Tensor
+    whole: cute.Layout
     start: Int32
+    maps: TensorMaps | None = None
 
     @classmethod
     def of(
-        cls, sheet: Sheet, pair: tuple[cute.CopyAtom, cute.Tensor], memory: cute.Pointer, buffers: int, thread: Int32
+        cls,
+        sheet: Sheet,
+        pair: tuple[cute.CopyAtom, cute.Tensor],
+        memory: cute.Pointer,
+        buffers: int,
+        thread: Int32,
+        maps: TensorMaps | None = None,
     ) -> Outlet:
         """Return the way out of a thread through the buffers of its warp group, which begin at ``memory``."""
         atom, array = pair
         cells = cells_in_memory(sheet, memory, buffers, CELL_BYTES)
         tiles = cute.local_tile(array, (CELL, stored_columns(sheet)), (None, None, None))
-        slots, array = cpasync.tma_partition(
+        slots, parts = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(cells, 0, 2), cute.group_modes(tiles, 0, 2)
         )
-        return cls(sheet, atom, slots, array, memory.toint() + thread_offset(sheet, thread))
+        return cls(sheet, atom, slots, parts, array.layout, memory.toint() + thread_offset(sheet, thread), maps)
+
+    def copy(self, buffer: int, row: Int32, column: Int32, batch: Int32) -> None:
+        """Start the copy of a buffer to the cell that begins in ``row`` and is the ``column``-th from the left."""
+        matrix, how = (batch, {}) if self.maps is None else (0, {"tma_desc_ptr": self.maps.at(batch)})
+        target = tiles_from(self.array, self.whole, (row, 0, matrix))[None, 0, column, 0]
+        cute.copy(self.atom, self.slots[None, buffer], target, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +92,16 @@ class Stage:
     group: Int32
     issues: Boolean
 
+    @cute.jit
+    def begin(self, outlets: tuple[Outlet, ...], batch: Int32) -> None:
+        """Make the maps of a group usable for the warp that starts copies."""
+        if self.issues:
+            for outlet in outlets:
+                outlet.maps.acquire(batch)
+
     def store(self, outlet: Outlet, values: cute.Tensor, index: int, row: Int32, column: Int32, batch: Int32) -> None:
-        """Store a fragment as cell (``row``, ``column``), the ``index``-th cell of its tile."""
+        """Store a fragment as the cell that begins in ``row`` and is the ``column``-th from the left, the ``index``-th
+        cell of its tile."""
         buffer = index % self.buffers
         self._acquire(self._younger(index))
         write(outlet.sheet, values, made_here(outlet.start) + buffer * CELL_BYTES)
@@ -116,5 +140,5 @@ class Stage:
         cute.arch.fence_proxy("async.shared", space="cta")
         self.barrier()
         if self.issues:
-            cute.copy(outlet.atom, outlet.slots[None, buffer], outlet.array[None, row, column, batch])
+            outlet.copy(buffer, row, column, batch)
             cute.arch.cp_async_bulk_commit_group()

@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fe_gemm.planning.problem import CELL, Sheet
 from fe_gemm.planning.tiles import UPSTREAM_BUFFERS
-from fe_runtime.cute.tma import load_atom
+from fe_runtime.cute.tma import load_atom, tiles_from
 
 from .cells import cell_layout, made_here, read, stored_columns, thread_offset
 from .stage import cells_in_memory
@@ -32,8 +32,9 @@ def inlet_atom(sheet: Sheet, array: cute.Tensor) -> tuple[cute.CopyAtom, cute.Te
 class Inlet:
     """One warp group's way in.
 
-    ``places`` are the (row, column) of a tile's cells in their order; ``full`` is the first barrier; ``turns``, in a
-    register, counts the cells read from the first buffer's point of view: how often it has been filled.
+    ``places`` are the (row, column) of a tile's cells in their order; ``whole`` is the matrix's layout by values;
+    ``full`` is the first barrier; ``turns``, in a register, counts the cells read from the first buffer's point of
+    view: how often it has been filled.
     """
 
     sheet: Sheet
@@ -41,6 +42,7 @@ class Inlet:
     atom: cute.CopyAtom
     slots: cute.Tensor
     array: cute.Tensor
+    whole: cute.Layout
     start: Int32
     full: cute.Pointer
     issues: Boolean
@@ -60,17 +62,17 @@ class Inlet:
         atom, array = pair
         cells = cells_in_memory(sheet, memory, UPSTREAM_BUFFERS, sheet.cell_bytes)
         parts = cute.local_tile(array, (CELL, stored_columns(sheet)), (None, None, None))
-        slots, array = cpasync.tma_partition(
+        slots, cells_there = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(cells, 0, 2), cute.group_modes(parts, 0, 2)
         )
         tiles = cute.make_rmem_tensor((1,), Int32)
         tiles[0] = Int32(0)
         issues = cute.arch.make_warp_uniform(thread // 32) == 0
         start = memory.toint() + thread_offset(sheet, thread)
-        return cls(sheet, places, atom, slots, array, start, full, issues, tiles)
+        return cls(sheet, places, atom, slots, cells_there, array.layout, start, full, issues, tiles)
 
     def begin(self, row: Int32, column: Int32, batch: Int32) -> None:
-        """Start the first copies of the tile whose first cell is (``row``, ``column``)."""
+        """Start the first copies of the tile that begins in ``row`` and in the ``column``-th cell."""
         for index in range(min(UPSTREAM_BUFFERS, len(self.places))):
             self.fetch(index, row, column, batch)
 
@@ -78,7 +80,7 @@ class Inlet:
         """Start the copy of the ``index``-th cell of a tile, if it has so many; its buffer has been read by all."""
         if index < len(self.places):
             down, right = self.places[index]
-            self._fetch(index % UPSTREAM_BUFFERS, row + down, column + right, batch)
+            self._fetch(index % UPSTREAM_BUFFERS, row + down * CELL, column + right, batch)
 
     def read(self, index: int) -> cute.Tensor:
         """Return a thread's values of the ``index``-th cell of the tile."""
@@ -97,5 +99,6 @@ class Inlet:
             barrier = self.full + buffer
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.sheet.cell_bytes)
-            from_, to = self.array[None, row, column, batch], self.slots[None, buffer]
+            from_ = tiles_from(self.array, self.whole, (row, 0, batch))[None, 0, column, 0]
+            to = self.slots[None, buffer]
             cute.copy(self.atom, from_, to, tma_bar_ptr=barrier)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, cute
+from cutlass import Boolean, Int32, cute
 
-from fe_runtime.cute.memory import access_bits
-from fe_runtime.cute.ring import copy_ahead
-from fe_runtime.cute.rows import RowPartition
+from .memory import access_bits
+from .ring import copy_ahead
+from .rows import RowPartition
 
 __all__ = ["RowRing"]
 
@@ -36,13 +36,13 @@ class RowRing:
         allocator: cutlass.memory.SmemAllocator,
         dtype: type[cutlass.Numeric],
         partition: RowPartition,
-        threads: int,
-        stages: int,
+        shape: tuple[int, int],
         thread: Int32,
         alignment: int,
     ) -> RowRing:
-        """Allocate the room for rows that start at multiples of ``alignment`` bytes."""
+        """Allocate the room for rows that start at multiples of ``alignment`` bytes; ``shape``: threads, stages."""
         vector, count = partition.vector, partition.count
+        threads, stages = shape
         layout = cute.make_layout(
             (vector, count, threads, stages), stride=(1, threads * vector, vector, count * threads * vector)
         )
@@ -51,21 +51,21 @@ class RowRing:
         for j in range(count):
             index = partition.index(ring.lane, 0, j)
             for stage in range(stages):
-                _clear_unless(partition.inside(index, j), slots[None, j, thread, stage])
+                _clear_unless(partition.inside(index, j), ring.slot(j, stage))
         return ring
 
-    def fetch(self, row: cute.Tensor, stage: Int32 | int) -> None:
-        """Start to copy the thread's share of a row."""
+    def fetch(self, row: cute.Tensor, stage: Int32 | int, skipped: int = 0) -> None:
+        """Start to copy the thread's share of a row, which begins after ``skipped`` vectors of ``row``."""
         partition, dtype = self.partition, row.element_type
         bits = access_bits(dtype, partition.vector, self.alignment)
         for j in range(partition.count):
             index = partition.index(self.lane, 0, j)
-            source = cute.local_tile(row, (partition.vector,), (index,))
-            _copy_if(partition.inside(index, j), source, self.slots[None, j, self.thread, stage], bits)
+            source = cute.local_tile(row, (partition.vector,), (index + skipped,))
+            _copy_if(partition.inside(index, j), source, self.slot(j, stage), bits)
 
-    def vector(self, j: int, stage: Int32 | int) -> cute.TensorSSA:
-        """Return vector ``j`` of the thread's share in float32."""
-        return self.slots[None, j, self.thread, stage].load().to(Float32)
+    def slot(self, j: int, stage: Int32 | int) -> cute.Tensor:
+        """Return the place of vector ``j`` of the thread's share in a stage."""
+        return self.slots[None, j, self.thread, stage]
 
 
 @cute.jit
@@ -81,4 +81,4 @@ def _copy_if(inside: Boolean | bool, source: cute.Tensor, slot: cute.Tensor, bit
 def _clear_unless(inside: Boolean | bool, slot: cute.Tensor) -> None:
     if cutlass.const_expr(inside is not True):
         if not inside:
-            slot.fill(0.0)
+            slot.fill(0)

@@ -7,7 +7,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from fe_runtime.cute.reduce import WARP, tree_sum
+from .reduce import WARP, tree_sum
 
 __all__ = ["launch_sums"]
 
