@@ -204,7 +204,21 @@ def _mhc_projection_backward(fe_gemm: Any, array: Callable[[Any], Any]) -> None:
     _compare("mhc_projection_backward", dweight, array(weight), grad.T @ wide, 2.0**-7)
 
 
+def _hstu_lmsd(fe_attention: Any, array: Callable[[Any], Any]) -> None:
+    x, u = (_normal(12, width)[:, :64].astype(_bfloat16()) for width in (64, 65))
+    one, zero = (np.full(64, value, _bfloat16()) for value in (1, 0))
+    given = [_in_bfloat16(array, operand) for operand in (x, u, one, zero)]
+    options = {"dropout_ratio": 0.0, "concat_u": False, "concat_x": False}
+    wide, gate = x.astype(np.float64), u.astype(np.float64)
+    centred = wide - wide.mean(1, keepdims=True)
+    want = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-6) * gate / (1 + np.exp(-gate))
+    _compare(
+        "hstu_lmsd_forward", fe_attention.hstu_lmsd_forward(*given, **options)["y_tensor"], given[0], want, 2.0**-6
+    )
+
+
 OPERATIONS: dict[str, list[Callable[[Any, Callable[[Any], Any]], None]]] = {
+    "fe_attention": [_hstu_lmsd],
     "fe_gemm": [_gemm_swiglu, _mhc_projection_backward, _grouped_gemm],
     "fe_norm": [_rmsnorm_silu, _rms_norm, _rmsnorm_rht_amax],
     "fe_conv": [_causal_conv1d, _causal_conv1d_update],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,8 +23,8 @@ from fe_gemm import (
     grouped_gemm_wgrad_wrapper,
 )
 from fe_gemm.grouped.wgrad import OPERATION
-from fe_gemm.grouped.wgrad_contract import CONTRACT
-from fe_runtime import NotCompiledError, NotSupportedError, TensorDesc
+from fe_gemm.grouped.wgrad_contract import CONTRACT, check_values
+from fe_runtime import InvalidArgumentError, NotCompiledError, NotSupportedError, TensorDesc
 from fe_runtime.plan import HOPPER
 from fe_runtime.testing import Call, assert_rejected, invalid_calls, to_framework, to_numpy
 
@@ -648,3 +649,23 @@ def test_plan_and_names() -> None:
         assert getattr(compat, peer) is getattr(fe_gemm, name)
     assert compat.get_grouped_gemm_wgrad_workspace_size_sm100 is get_grouped_gemm_wgrad_workspace_size
     assert compat.WGradInputOrder is WGradInputOrder
+
+
+@pytest.mark.parametrize(("majors", "free"), [("mn", True), ("kn", False), ("mk", False), ("kk", False)])
+def test_on_a_gpu_groups_of_contiguous_tokens_begin_at_multiples_of_16_bytes(majors: str, free: bool) -> None:
+    problem = Plain()
+    given = {**dict.fromkeys(CONTRACT.input_names), **problem.arguments("torch", *majors)}
+    bound = OPERATION.bind([given[name] for name in CONTRACT.input_names], {})
+    known = {name: getattr(bound, name) for name in ("arrays", "dim", "has", "dtype", "operation", "options")}
+    on_a_gpu: Any = SimpleNamespace(**known, device=SimpleNamespace(type="cuda"))
+
+    def check(*offsets: int) -> None:
+        check_values(on_a_gpu, lambda _name: np.array(offsets, np.int32))
+
+    check(8, 8, 40, 45, 45)
+    check_values(bound, lambda _name: problem.off)  # the reference takes any
+    if free:
+        check(5, 5, 38, 40, 40)
+    else:
+        with pytest.raises(InvalidArgumentError, match="multiples of 8"):
+            check(5, 5, 38, 40, 40)

@@ -45,6 +45,7 @@ LAUNCHES = {
     "128x128, K in two parts": Launch(128, 128, cluster_k=2, slots=4),
     "128x128, K in three parts": Launch(128, 128, cluster_k=3, slots=2, store_buffers=1),
     "128x64, two columns, K in two parts": Launch(128, 64, 1, 2, 2, slots=6),
+    "64x128, two rows": Launch(64, 128, 2, 1, slots=8, store_buffers=1),
     "64x128, two rows, K in three parts": Launch(64, 128, 2, 1, 3, slots=5),
     "64x128, two by two, K in two parts": Launch(64, 128, 2, 2, 2, slots=6),
     "128x64, four columns, K in two parts": Launch(128, 64, 1, 4, 2, slots=6, store_buffers=1),

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 
 BOX, K = 64, 128
 SIZES = [[64, 1, 17, 63, 0, 30], [0, 3, 0, 64, 0], [64] * 5, [0, 0, 0], [1] * 1024, [0] * 256 + [10]]
-STEPS = [[64, 8, 16, 56, 0, 30], [0, 8, 0, 63, 0], [64] * 5, [0, 0, 0], [8] * 1024, [0] * 256 + [10]]
-"""Groups begin at multiples of 16 bytes, as they have to where rows are contiguous along them."""
+STEPS = [[64, 8, 16, 56, 0, 40], [0, 8, 0, 64, 0], [64] * 5, [0, 0, 0], [8] * 1024, [0] * 256 + [16]]
+"""Groups begin and end at multiples of 16 bytes, as they have to where rows are contiguous along them."""
 
 
 @pytest.fixture(autouse=True)

@@ -56,10 +56,10 @@ def test_few_rows_get_low_tiles_that_give_every_multiprocessor_work() -> None:
     assert (launch.tile_m, launch.tile_n) == (64, 128)
 
 
-def test_many_rows_get_clusters_of_two_rows() -> None:
+def test_many_rows_get_wide_tiles() -> None:
     for problem in PROBLEMS:
         launch = choose_launches(problem, 4096, 7168, 8, ARCH, 132).many
-        assert (launch.tile_m, launch.tile_n, launch.cluster_m) == (128, 256, 2)
+        assert (launch.tile_m, launch.tile_n, launch.cluster) == (128, 256, 1)
 
 
 def test_what_cannot_run_is_refused() -> None:

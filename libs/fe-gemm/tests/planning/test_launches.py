@@ -36,7 +36,7 @@ def test_all_launches_are_valid_and_for_more_and_more_rows(problem: Problem, n: 
     assert launches.many == choose(problem, n, k, ARCH)
     assert all(is_valid(problem, launch) for launch in launches.all)
     assert [rows for rows, _ in launches.few] == sorted({rows for rows, _ in launches.few})
-    assert all(rows <= launch.tile_m for rows, launch in launches.few)
+    assert all(rows <= launch.tile_m * launch.cluster_m for rows, launch in launches.few)
 
 
 @pytest.mark.parametrize("n", [4096, 8192, 28672])

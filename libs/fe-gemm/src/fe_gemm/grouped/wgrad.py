@@ -96,7 +96,8 @@ def grouped_gemm_wgrad_wrapper(
         Formats as in :func:`fe_gemm.gemm_amax_wrapper`; ``uint8`` and ``int8`` are e8m0 bytes. bfloat16: ``None``.
     offsets_tensor
         (E,) int32, 1 <= E <= 1024: the token after the last one of each expert, non-decreasing, at most T. bfloat16:
-        groups of any size; with scales all but the last are multiples of 4 V. Never read on the host.
+        groups of any size, but on a GPU, where A or B is contiguous along T, they begin at multiples of 8 (else the
+        expert's gradient is NaN); with scales all but the last are multiples of 4 V. Never read on the host.
     output_mode
         ``"dense"``: one (E, M, N) result. ``"discrete"``: results go to the addresses in ``wgrad_ptrs``, or, without
         them, into the stacked tensor.

@@ -7,9 +7,15 @@ input ``bt_tensor``, (N, T): JAX has no other way to hold it.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from fe_gemm.dense import contract as dense
+from fe_gemm.planning.grouped_wgrad import TOKENS
 from fe_runtime.contract import Bound, Contract, Input, Option, Output, OutputSpec, Rule, compact
 from fe_runtime.dtypes import bits
+from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.values import Read
 
 from . import vocabulary as common
@@ -209,11 +215,31 @@ CONTRACT = Contract(
 
 
 def check_values(bound: Bound, read: Read) -> None:
-    """Raise ``InvalidArgumentError`` for offsets that decrease, exceed the tokens or cut a tile of scales, and for null
-    addresses."""
+    """Raise ``InvalidArgumentError`` for offsets that decrease, exceed the tokens, cut a tile of scales or, on a GPU,
+    begin groups where contiguous tokens cannot be loaded, and for null addresses."""
     offsets = read("offsets_tensor")
     common.check_offsets(bound, "offsets_tensor", offsets, bound.dim("T"), "tokens")
     if is_scaled(bound):
         common.check_tiles(bound, "offsets_tensor", offsets, 4 * _vec(bound))
+    elif bound.device.type == "cuda" and _has_contiguous_tokens(bound):
+        _check_starts(bound, offsets)
     if bound.has("wgrad_ptrs"):
         common.check_addresses(bound, "wgrad_ptrs", read("wgrad_ptrs"))
+
+
+def _has_contiguous_tokens(bound: Bound) -> bool:
+    """Whether an operand has the tokens of a row side by side."""
+    a, b = bound.arrays["a_tensor"], bound.arrays["b_tensor"]
+    return a.stride[1] == 1 or b.stride[0] == 1
+
+
+def _check_starts(bound: Bound, offsets: Any) -> None:
+    """Raise unless groups with tokens begin at multiples of 16 bytes."""
+    whole = np.concatenate([[0], offsets])
+    cut = np.flatnonzero((whole[:-1] % TOKENS != 0) & (np.diff(whole) > 0))
+    if cut.size:
+        at = int(cut[0]) - 1
+        rule = f"be multiples of {TOKENS} before another group, where tokens lie side by side in memory"
+        fix = "Pass transposed views of (T, M) and (T, N) tensors, or pad each expert's tokens with zeros."
+        given = f"{int(offsets[at])} at entry {at}"
+        raise InvalidArgumentError(explain(bound.operation, "offsets_tensor", rule, given, fix))

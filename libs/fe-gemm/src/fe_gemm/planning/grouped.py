@@ -290,8 +290,10 @@ _FEW_ROWS = {
     384: (Launch(128, 256), Launch(128, 128), Launch(128, 128, store_buffers=1)),
 }
 """By the average number of rows of a group, the tiles to try, widest first. Reading the weights once is all that counts
-for the fewest; for more, a cluster of two tiles of rows would often be half empty."""
-_MANY_ROWS = (Launch(128, 256, cluster_m=2), Launch(128, 256), Launch(128, 128))
+for the fewest. Timed on an H200: those of 64 rows."""
+_MANY_ROWS = (Launch(128, 256), Launch(128, 128))
+"""Timed on an H200 with 256 to 4096 rows of a group: clusters that share weights gain nothing, and with groups of
+different sizes one of their tiles is often empty."""
 
 _MOST_CROWDED_ACCUMULATORS = 96
 """Registers of a thread that may hold sums where a gated activation with a bias is stored in float32: with 128, a few

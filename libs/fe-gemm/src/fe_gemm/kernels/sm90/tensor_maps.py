@@ -19,7 +19,8 @@ How to use it, in a launcher and in a kernel::
 The warp that starts copies calls :meth:`TensorMaps.acquire` first, once for every group that it comes to.
 
 Along the contiguous dimension of an array a copy has to begin at a multiple of 16 bytes; elsewhere the hardware traps.
-So groups along that dimension begin at such multiples; along another one they may begin anywhere.
+So groups along that dimension begin at such multiples, and where something is stored they end at them; along another
+one they may begin and end anywhere.
 """
 
 from __future__ import annotations
