@@ -1,0 +1,1 @@
+"""HSTU operations: their front doors."""

@@ -1,0 +1,1 @@
+"""Launch choices of the attention kernels, as plain data."""

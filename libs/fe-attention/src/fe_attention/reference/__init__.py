@@ -1,0 +1,1 @@
+"""The mathematics of the attention operations on plain arrays."""
