@@ -86,9 +86,8 @@ def check(c: dict[str, Any], what: str) -> None:
     assert (saved[~c["mask"], :, 0] == 0).all()
     for name, got, exact in zip(("dx", "dkv", "dw"), backward(c, saved), exact_backward(c, saved), strict=True):
         error = (got.double() - exact).norm() / exact.norm().clamp_min(1e-30)
-        one_rounding = (
-            2.0**-8 if got.numel() < 100 and got.dtype == BF16 else 0.0
-        )  # of few values: nothing averages out
+        # The roundings of few values do not average out.
+        one_rounding = 2.0**-8 if got.numel() < 100 and got.dtype == BF16 else 0.0
         assert error <= (WEIGHT if name == "dw" else max(GRADIENT, one_rounding)), f"{what}: {name} {error:g}"
 
 
