@@ -438,3 +438,15 @@ def test_compat_names_are_ours() -> None:
         "engram_gate_saved_forward",
     ):
         assert getattr(compat, name) is getattr(fe_attention, name)
+
+
+def test_the_names_of_the_peers_module() -> None:
+    from fe_attention import engram
+
+    assert engram.__all__ == [
+        "EngramGateSavedBackward",
+        "EngramGateSavedForward",
+        "engram_gate_saved_backward",
+        "engram_gate_saved_forward",
+    ]
+    assert all(getattr(engram, name) is getattr(fe_attention, name) for name in engram.__all__)

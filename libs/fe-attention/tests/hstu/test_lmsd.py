@@ -246,7 +246,7 @@ def test_mask_of_the_contracts_vectors() -> None:
 
 def test_compat_has_the_same_objects() -> None:
     assert compat.hstu_lmsd_forward is hstu_lmsd_forward
-    assert compat.HSTULMSDFwd is HSTULMSDFwd
+    assert compat.HSTULMSDFwd is compat.HSTULMSDFwdSm100 is HSTULMSDFwd
 
 
 # --- gradient ------------------------------------------------------------------------------------------------------

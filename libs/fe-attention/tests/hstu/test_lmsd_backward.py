@@ -165,7 +165,7 @@ def test_every_set_of_flags(framework: str) -> None:
 
 def test_compat_has_the_same_objects() -> None:
     assert compat.hstu_lmsd_backward is hstu_lmsd_backward
-    assert compat.HSTULMSDBwd is HSTULMSDBwd
+    assert compat.HSTULMSDBwd is compat.HSTULMSDBwdSm100 is HSTULMSDBwd
 
 
 def test_jax_entry() -> None:
@@ -248,6 +248,15 @@ def test_workspaces_that_do_not_do(workspace: Any, text: str) -> None:
         op.compile()
         with pytest.raises(ValueError, match=f"hstu_lmsd_backward: {name} {text}"):
             op.execute(*arrays, *outputs, *held)
+
+
+def test_the_rows_of_a_workspace_can_be_asked_for_without_one() -> None:
+    arrays, outputs = example().arrays, outputs_of("numpy")
+    small = [np.zeros((1, 32), np.float32) for _ in range(2)]
+    op = HSTULMSDBwd(*arrays, *outputs, *small, 0.3)
+    assert op.workspace_rows == R
+    with pytest.raises(ValueError, match="dweight_workspace"):
+        op.check_support()
 
 
 def test_workspaces_must_not_overlap() -> None:

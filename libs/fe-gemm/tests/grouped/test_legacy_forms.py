@@ -192,6 +192,19 @@ def test_buffers_of_dswiglu(framework: str) -> None:
     assert wide["amax_tensor"] is None
 
 
+@pytest.mark.parametrize("framework", STRIDED)
+def test_a_refused_call_leaves_the_buffers_alone(framework: str) -> None:
+    p = Gated("nvfp4", n=64)
+    given = without(backward(p, framework), "dprob_tensor")
+    dprob = to_framework(np.full(p.rows, 9, np.float32), framework)
+    with pytest.raises(ValueError, match="c_tensor"):
+        grouped_gemm_dswiglu_wrapper(**{**given, "c_tensor": given["c_tensor"][:, :64]}, dprob_tensor_buf=dprob)
+    assert (to_numpy(dprob) == 9).all()
+    for wrong in (dprob[:-1], to_framework(np.zeros(p.rows), framework), np.zeros((p.rows, 1), np.float32)):
+        with pytest.raises(ValueError, match="dprob_tensor_buf must be float32"):
+            grouped_gemm_dswiglu_wrapper(**given, dprob_tensor_buf=wrong)
+
+
 def test_no_rows_have_no_scales() -> None:
     p = Gated("mxfp8_e4m3", (0, 0), 0, n=64)
     result = grouped_gemm_dswiglu_wrapper(**without(backward(p), "dprob_tensor"))

@@ -79,10 +79,11 @@ def kernel_call(
     def call_for_two(arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The same for two outputs, unrolled: a loop would cost a microsecond."""
         like = arrays[first]
-        one, two = allocate(like), more[0](like)
+        one, two = allocate(like), allocate_second(like)
         run(*pick(arrays), one, two, *scalars)
         return (one, two, *absent)
 
+    allocate_second = more[0] if more else allocate
     return call_for_two if more else call_for_one
 
 
@@ -235,8 +236,9 @@ def _picker(present: Sequence[bool]) -> Callable[[Sequence[Any]], tuple[Any, ...
 
 
 def _empty_launch(operation: Operation, bound: Bound) -> Callable[..., None]:
-    # Reductions over nothing still have a value; the reference knows it.
-    if all(0 in spec.shape for spec in bound.outputs if spec is not None):
+    # Reductions over nothing still have a value; the reference knows it, and what to write behind addresses.
+    specs = [spec for spec in bound.outputs if spec is not None]
+    if all(0 in spec.shape for spec in specs) and (specs or operation.contract.mutated):
         return lambda _arrays, _outputs: None
     return reference_launch(operation, bound)
 

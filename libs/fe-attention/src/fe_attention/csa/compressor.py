@@ -8,7 +8,7 @@ from typing import Any
 from fe_attention.workspace import WorkspaceAPI
 from fe_runtime import determinism
 from fe_runtime.api_base import APIBase
-from fe_runtime.arrays import detect_framework, is_tracer, to_host_list
+from fe_runtime.arrays import detect_framework, is_tracer, on_stream, to_host_list
 from fe_runtime.contract import Bound
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.gradient import Gradient
@@ -108,7 +108,8 @@ def csa_compressor_forward_wrapper(
     >>> out.astype(float).tolist()
     [[3.0, 4.0], [11.0, 12.0]]
     """
-    options = {"ratio": ratio, "head_dim": head_dim, "coff": coff, "total_comp": _total(cu_seqlens_comp, total_comp)}
+    total_comp = _total(cu_seqlens_comp, total_comp, stream)
+    options = {"ratio": ratio, "head_dim": head_dim, "coff": coff, "total_comp": total_comp}
     return FORWARD((kv, score, ape, cu_seqlens, cu_seqlens_comp), options, stream=stream, backend=backend)
 
 
@@ -359,8 +360,8 @@ class CSACompressorBackward(WorkspaceAPI):
         return (lambda _arrays, _outputs: None) if live.dim("M") == 0 else launch
 
 
-def _total(cu_seqlens_comp: Any, total_comp: int | None) -> int:
-    """Return the rows of the result: as given, or read from the offsets."""
+def _total(cu_seqlens_comp: Any, total_comp: int | None, stream: Any = None) -> int:
+    """Return the rows of the result: as given, or read from the offsets, on the launch stream."""
     if total_comp is not None:
         return total_comp
     if len(getattr(cu_seqlens_comp, "shape", ())) != 1 or cu_seqlens_comp.shape[0] == 0:
@@ -368,7 +369,11 @@ def _total(cu_seqlens_comp: Any, total_comp: int | None) -> int:
     if is_tracer(cu_seqlens_comp):
         rule, fix = "be given while JAX traces", "Pass it to csa_compressor_forward_jax: a static number of rows."
         raise InvalidArgumentError(explain("csa_compressor_forward", "total_comp", rule, None, fix))
-    (last,) = to_host_list(cu_seqlens_comp[-1:])
+    if stream is None:
+        (last,) = to_host_list(cu_seqlens_comp[-1:])
+    else:
+        with on_stream(FORWARD.resolve_stream(stream, (cu_seqlens_comp,)), (cu_seqlens_comp,)):
+            (last,) = to_host_list(cu_seqlens_comp[-1:])
     return int(last)
 
 

@@ -42,7 +42,7 @@ def _positive(name: str, doc: str, default: int | None, **more: Any) -> Option:
         int,
         default,
         holds=lambda value: isinstance(value, int) and 0 < value <= LARGEST_RATIO,
-        rule="be positive",
+        rule=f"be positive, at most {LARGEST_RATIO}",
         invalid=(0, -1),
         doc=doc,
         **more,

@@ -179,11 +179,11 @@ class HSTULMSDBwd(APIBase):
     @property
     def workspace_rows(self) -> int:
         """R: how many rows a workspace needs, whatever the number of rows of x; it depends on the GPU and D."""
-        return _workspace_rows(*self._check())
+        return _workspace_rows(*self._planned())
 
     def scratch_workspace_bytes(self) -> int:
         """Return the bytes of both workspaces together."""
-        bound, plan = self._check()
+        bound, plan = self._planned()
         matrices = 1 + bool(bound.options["compute_dweight"])
         return matrices * _workspace_rows(bound, plan) * bound.dim("D") * 4
 
@@ -232,6 +232,11 @@ class HSTULMSDBwd(APIBase):
             self._execute(arrays, outputs, current_stream)
         finally:
             self._call.workspaces = None
+
+    def _planned(self) -> tuple[Bound, Plan]:
+        """Return the checked samples and their plan, whatever workspaces there are."""
+        bound = self._operation.bind(self._inputs, self._options)
+        return bound, self._operation.plan(bound, self._backend)
 
     def _resolved(self, bound: Bound, plan: Plan) -> None:
         self._samples.check(bound, _workspace_rows(bound, plan))

@@ -106,6 +106,9 @@ RULES = (
     ),
 )
 
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of float32, subnormal numbers aside."""
+
 CONTRACT = Contract(
     operation="hstu_lmsd_forward",
     inputs=OPERANDS,
@@ -114,9 +117,9 @@ CONTRACT = Contract(
             "eps",
             float,
             1e-6,
-            holds=lambda eps: isinstance(eps, float) and 0 < eps < math.inf,
-            rule="be a finite number > 0",
-            invalid=(0.0, -1.0, math.nan, math.inf),
+            holds=lambda eps: isinstance(eps, float) and SMALLEST <= eps <= LARGEST,
+            rule="be a finite number > 0, at least 2^-126 (the arithmetic is float32)",
+            invalid=(0.0, -1.0, math.nan, math.inf, 1e-50, 1e300),
             runtime=True,
             doc="added to the variance",
         ),

@@ -14,7 +14,7 @@ from fe_runtime.errors import InvalidArgumentError, explain
 
 from . import forms
 
-__all__ = ["AdapterAPI", "check_scaled", "given", "ones_like", "zeroed_rows"]
+__all__ = ["AdapterAPI", "check_rows", "check_scaled", "copy_on", "given", "ones_like", "zeroed_rows"]
 
 
 class AdapterAPI:
@@ -74,14 +74,15 @@ def given(operation: str, **arrays: Any) -> None:
             raise InvalidArgumentError(explain(operation, name, "be an array", "None", "Pass the array."))
 
 
-def ones_like(x: Any) -> Any:
-    """Return an array of ones beside another one."""
+def ones_like(x: Any, stream: Any) -> Any:
+    """Return an array of ones beside another one, made on the launch stream."""
     if x is None:
         return None
     if is_torch_tensor(x):
         import torch
 
-        return torch.ones_like(x)
+        with on_stream(resolve_stream(stream, "torch", get_device(x), "current_stream"), (x,)):
+            return torch.ones_like(x)
     if is_jax_array(x):
         import jax
 
@@ -89,26 +90,35 @@ def ones_like(x: Any) -> Any:
     return np.ones_like(x)
 
 
-def zeroed_rows(operation: str, a: Any, buffer: Any, stream: Any) -> Any:
-    """Return a number for each row of A, 0, on the launch stream: the caller's array, or a new one."""
+def zeroed_rows(a: Any, stream: Any) -> Any:
+    """Return a number for each row of A, 0, made on the launch stream."""
+    shape = (a.shape[0], *(1,) * (2 * (len(a.shape) - 2)))
     if not is_torch_tensor(a):
-        if buffer is None:
-            return np.zeros((a.shape[0], *(1,) * (2 * (len(a.shape) - 2))), np.float32)
-        if not isinstance(buffer, np.ndarray):
-            raise InvalidArgumentError(
-                explain(operation, "dprob_tensor_buf", "be a numpy array", type(buffer).__name__)
-            )
-        buffer[...] = 0
-        return buffer
+        return np.zeros(shape, np.float32)
     import torch
 
-    if buffer is not None and not is_torch_tensor(buffer):
-        raise InvalidArgumentError(explain(operation, "dprob_tensor_buf", "be a torch tensor", type(buffer).__name__))
     with on_stream(resolve_stream(stream, detect_framework(a), get_device(a), "current_stream"), (a,)):
-        if buffer is not None:
-            return buffer.zero_()
-        shape = (a.shape[0], 1, 1) if a.ndim == 3 else (a.shape[0],)
         return torch.zeros(shape, dtype=torch.float32, device=a.device)
+
+
+def check_rows(operation: str, name: str, buffer: Any, like: Any) -> None:
+    """Raise ``InvalidArgumentError`` unless a caller's buffer can take a number for each row."""
+    shape, rows = tuple(getattr(buffer, "shape", ())), like.shape[0]
+    is_alike = detect_framework(buffer) == detect_framework(like) and get_device(buffer) == get_device(like)
+    if not is_alike or buffer.dtype != like.dtype or shape not in ((rows,), (rows, 1, 1)):
+        rule = f"be float32 ({rows},) or ({rows}, 1, 1), of the kind and on the device of a_tensor"
+        given = f"{type(buffer).__name__} {shape} {getattr(buffer, 'dtype', '')}"
+        raise InvalidArgumentError(explain(operation, name, rule, given, "Allocate it so, or leave it out."))
+
+
+def copy_on(stream: Any, target: Any, source: Any) -> Any:
+    """Copy an array into the caller's, of as many values, on the launch stream; return the latter."""
+    source = source.reshape(target.shape)
+    if is_torch_tensor(target):
+        with on_stream(resolve_stream(stream, "torch", get_device(target), "current_stream"), (target, source)):
+            return target.copy_(source)
+    target[...] = source
+    return target
 
 
 def _not_scaled(operation: str) -> InvalidArgumentError:

@@ -208,7 +208,12 @@ CONTRACT = Contract(
         Output("d_col_tensor", lambda bound: _d(bound) if is_quantised(bound) else None, doc="D in column blocks"),
         Output("dprob_tensor", _dprob, doc="gradient of prob, added to what is there", onto=_adds),
         Output("dbias_tensor", _dbias, doc="gradient of the bias, added to what is there", onto=_adds),
-        Output("amax_tensor", _amax, doc="largest magnitudes of each expert's gradients of gates and of ups"),
+        Output(
+            "amax_tensor",
+            _amax,
+            doc="largest magnitudes of each expert's gradients of gates and of ups",
+            onto=lambda _options: "max",
+        ),
         Output(
             "sfd_row_tensor",
             lambda bound: families.row_scales(bound, _width(bound)) if is_quantised(bound) else None,
@@ -240,6 +245,7 @@ CONTRACT = Contract(
             fix="Pass the C of the forward.",
         ),
         *RESULT_RULES,
+        families.AMAX,
         *ACTIVATION_RULES,
     ),
     dynamic=families.ROWS,

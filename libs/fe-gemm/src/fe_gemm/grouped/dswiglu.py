@@ -10,7 +10,7 @@ from fe_runtime.dtypes import canonical_dtype
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.tuple_dict import TupleDict
 
-from .adapter import AdapterAPI, check_scaled, given, ones_like, zeroed_rows
+from .adapter import AdapterAPI, check_rows, check_scaled, copy_on, given, ones_like, zeroed_rows
 from .hints import Hints
 
 __all__ = ["GroupedGemmDswiglu", "grouped_gemm_dswiglu_jax", "grouped_gemm_dswiglu_wrapper"]
@@ -82,7 +82,9 @@ def grouped_gemm_dswiglu_wrapper(
     in_jax = not is_torch_tensor(a_tensor) and is_jax_array(a_tensor)
     if in_jax:
         _check_jax(dprob_tensor_buf, amax_tensor_buf, epilogue_op)
-    dprob = None if in_jax else zeroed_rows(NAME, a_tensor, dprob_tensor_buf, current_stream)
+    dprob = None if in_jax else zeroed_rows(a_tensor, current_stream)
+    if dprob_tensor_buf is not None:
+        check_rows(NAME, "dprob_tensor_buf", dprob_tensor_buf, dprob)
     wants_amax = canonical_dtype("bfloat16" if d_dtype is None else d_dtype) in ("bfloat16", "float16")
     result = grouped_gemm_dglu_wrapper(
         a_tensor,
@@ -90,7 +92,7 @@ def grouped_gemm_dswiglu_wrapper(
         sfa_tensor,
         padded_offsets,
         alpha_tensor,
-        ones_like(alpha_tensor) if beta_tensor is None else beta_tensor,
+        ones_like(alpha_tensor, current_stream) if beta_tensor is None else beta_tensor,
         prob_tensor,
         dprob,
         b_tensor,
@@ -107,7 +109,10 @@ def grouped_gemm_dswiglu_wrapper(
         outputs={"amax_tensor": amax_tensor_buf} if wants_amax and amax_tensor_buf is not None else None,
         backend=backend,
     )
-    return _kept(result, a_tensor.shape[0])
+    kept = _kept(result, a_tensor.shape[0])
+    if dprob_tensor_buf is not None:  # not before: a call that raises leaves it as it was
+        kept["dprob_tensor"] = copy_on(current_stream, dprob_tensor_buf, kept["dprob_tensor"])
+    return kept
 
 
 class GroupedGemmDswiglu(AdapterAPI):
@@ -248,7 +253,7 @@ def grouped_gemm_dswiglu_jax(
         c_tensor,
         padded_offsets,
         alpha_tensor,
-        ones_like(alpha_tensor) if beta_tensor is None else beta_tensor,
+        ones_like(alpha_tensor, None) if beta_tensor is None else beta_tensor,
         prob_tensor=prob_tensor,
         d_dtype=d_dtype,
         b_tensor=b_tensor,

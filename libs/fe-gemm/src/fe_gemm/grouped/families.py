@@ -22,6 +22,7 @@ from . import forms
 from . import vocabulary as common
 
 __all__ = [
+    "AMAX",
     "CLAMPS",
     "DERIVED",
     "ELEMENTS",
@@ -156,6 +157,15 @@ def _absent(name: str) -> Rule:
         given=lambda _bound: "an array",
         fix="Only block-scaled operands have scales.",
     )
+
+
+AMAX = Rule(
+    "amax_tensor",
+    "be left out for bfloat16 operands",
+    holds=lambda bound: is_scaled(bound) or not bound.options["with_amax"],
+    given=lambda _bound: "an array",
+    fix="Only block-scaled operands have a largest magnitude.",
+)
 
 
 def _at_default(name: str, default: object) -> Rule:

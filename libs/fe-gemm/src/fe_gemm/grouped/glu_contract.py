@@ -135,7 +135,12 @@ CONTRACT = Contract(
         Output("c_tensor", _c, doc="products plus bias, before the activation"),
         Output("d_tensor", _d, doc="activation times prob"),
         Output("d_col_tensor", lambda bound: _d(bound) if _is_quantised(bound) else None, doc="D in column blocks"),
-        Output("amax_tensor", _amax, doc="largest magnitude of each expert's D before rounding"),
+        Output(
+            "amax_tensor",
+            _amax,
+            doc="largest magnitude of each expert's D before rounding",
+            onto=lambda _options: "max",
+        ),
         Output(
             "sfd_row_tensor",
             lambda bound: families.row_scales(bound, _width(bound)) if _is_quantised(bound) else None,
@@ -167,6 +172,7 @@ CONTRACT = Contract(
         *common.EXTENTS,
         common.multiple_of(64, common.columns, "b_tensor", "N"),
         *RESULT_RULES,
+        families.AMAX,
         families.finite("situ_beta1", "situglu"),
         families.finite("situ_beta2", "situglu"),
     ),
@@ -178,7 +184,9 @@ CONTRACT = Contract(
 
 def check_values(bound: Bound, read: Read) -> None:
     """Raise ``InvalidArgumentError`` for malformed offsets and null addresses."""
-    if not bound.options["use_single_group_runtime_offsets"]:
+    if bound.options["use_single_group_runtime_offsets"]:
+        common.check_tables(bound, read)
+    else:
         common.check_values(bound, read)
         if bound.options["discrete_col_sfd"] and any(name == "norm_const_tensor" for name in bound.arrays):
             common.check_tiles(bound, "padded_offsets", read("padded_offsets"), 128)

@@ -47,6 +47,7 @@ __all__ = [
     "WIDE",
     "check_addresses",
     "check_offsets",
+    "check_tables",
     "check_tiles",
     "check_values",
     "columns",
@@ -131,7 +132,15 @@ def prob(name: str, dtypes: tuple[str, ...], doc: str) -> Input:
 
 OFFSETS = Input("padded_offsets", "E", ("int32",), doc="the row after the last one of each expert, non-decreasing")
 ALPHA = Input("alpha_tensor", "E", ("float32",), doc="factor of each expert's products")
-BIAS = Input("bias_tensor", "E N", WIDE, BY_EXPERT, optional=True, doc="bias of each expert, passed as (N, E)")
+BIAS = Input(
+    "bias_tensor",
+    "E N",
+    WIDE,
+    BY_EXPERT,
+    optional=True,
+    alignment=ALIGNMENT,
+    doc="bias of each expert, passed as (N, E)",
+)
 
 
 def table(name: str, doc: str) -> Input:
@@ -326,6 +335,11 @@ def multiprocessors(operation: str, target: Target) -> int:
 def check_values(bound: Bound, read: Read) -> None:
     """Raise ``InvalidArgumentError`` for offsets that decrease or leave the rows, and for addresses that are none."""
     check_offsets(bound, "padded_offsets", read("padded_offsets"), bound.dim("M"), "rows")
+    check_tables(bound, read)
+
+
+def check_tables(bound: Bound, read: Read) -> None:
+    """Raise ``InvalidArgumentError`` for addresses of weights and scales that are none."""
     for name in ("b_ptrs", "sfb_ptrs"):
         if bound.has(name):
             check_addresses(bound, name, read(name))

@@ -110,7 +110,7 @@ def discrete(
         JAX arrays on a GPU.
     """
     rows, columns = shape
-    stored = "uint8" if dtype == "float4_e2m1fn_x2" else dtype
+    stored = "uint8" if dtype.startswith("float4") else dtype
     elements = [
         _typed(memory, (rows, columns) if major == "k" else (columns, rows), stored)
         for memory in _memory(pointers, count, rows * columns * ITEM.get(stored, 1))
