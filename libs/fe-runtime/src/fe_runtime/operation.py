@@ -125,11 +125,8 @@ class Operation:
         NotSupportedError
             No kernel serves it, and one was demanded by name or by ``FE_STRICT=1``.
         """
-        if stream is None and (bridge := self._torch_bridge) is not None:  # the way of every warm call on the GPU
-            try:  # as _warm, written out: each call costs
-                prepared = self._prepared.get(bridge.eager_key(self.records_gradient, arrays, options, backend))
-            except TypeError:
-                prepared = None
+        if stream is None and self._torch_bridge is not None:  # the way of every warm call on the GPU
+            prepared = self._warm(arrays, options, backend)
             if prepared is not None:
                 return TupleDict.of(self.output_names, prepared(arrays))
         outputs = self.run(arrays, options, stream, backend)
