@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from fe_runtime import KernelSpec
+from fe_runtime import workspace as scratch_memory
 from fe_runtime.api_base import APIBase
 from fe_runtime.arrays import byte_range, is_jax_array, is_torch_tensor
 from fe_runtime.contract import Bound, Contract, Input, Option, Output, OutputSpec, Rule
@@ -19,7 +20,6 @@ from fe_runtime.operation import Operation
 from fe_runtime.plan import HOPPER, Form, Kernel, NoKernel, Plan, Target
 from fe_runtime.tuple_dict import TupleDict
 
-from . import workspace as scratch_memory
 from .planning import mhc as launch
 
 __all__ = ["OPERATION", "MhcProjectionBackward", "mhc_projection_backward", "mhc_projection_backward_jax"]

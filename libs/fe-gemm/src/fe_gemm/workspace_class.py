@@ -8,14 +8,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from fe_runtime import workspace as memory
 from fe_runtime.api_base import APIBase
-from fe_runtime.arrays import allocate_byte_workspace, overlap
+from fe_runtime.arrays import allocate_byte_workspace
 from fe_runtime.contract import Bound
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.operation import Operation
 from fe_runtime.plan import HOPPER, Kernel
-
-from . import workspace as memory
 
 __all__ = ["WorkspaceAPI"]
 
@@ -115,10 +114,8 @@ class WorkspaceAPI(APIBase):
         if given is not None:
             memory.check(live.operation, given, needed, live)
             contract = self._operation.contract
-            for name, operand in zip((*contract.input_names, *contract.output_names), operands, strict=True):
-                if operand is not None and overlap(given, operand):
-                    rule, fix = "not overlap an operand in memory", "Pass memory that nothing else uses."
-                    raise InvalidArgumentError(explain(live.operation, "workspace", rule, f"overlap with {name}", fix))
+            named = zip((*contract.input_names, *contract.output_names), operands, strict=True)
+            memory.check_apart(live.operation, given, named)
             return given
         letter, name = self.rows
         most, rows = self._check()[0].dim(letter), live.dim(letter)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from dense_plans import CALLS, E2M1, E4M3, E8M0, FEW_ROWS, OPERATIONS, SAMPLE, Call, K, L, M, N, on_gpu
 
-from fe_gemm import workspace
 from fe_gemm.dense import swiglu
 from fe_gemm.planning.dense import Dense, config, split_config
 from fe_gemm.planning.tiles import is_valid
+from fe_runtime import workspace
 from fe_runtime.plan import HOPPER, Kernel, NoKernel, Target
 from fe_runtime.tensor_desc import TensorDesc
 

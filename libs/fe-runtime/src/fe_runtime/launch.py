@@ -64,27 +64,25 @@ def kernel_call(
     if any(_accumulating(bound)) or any(_presenters(contract, bound, form)):
         return call
     pick, scalars = _picker(there), _scalars(bound, form)
-    wanted = [number for number, allocate in enumerate(allocators) if allocate]
-    absent = (None,) * (len(allocators) - len(wanted))
-    if wanted != list(range(len(wanted))) or len(wanted) not in (1, 2):
+    makers, absent = [allocate for allocate in allocators if allocate], (None,) * allocators.count(None)
+    if allocators != [*makers, *absent] or len(makers) not in (1, 2):
         return call
-    allocate, *more = [allocate for allocate in allocators if allocate]
+    make_first, make_second = makers[0], makers[-1]
 
     def call_for_one(arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The same for one output and operands that need no preparation, without the steps in between."""
-        output = allocate(arrays[first])
+        output = make_first(arrays[first])
         run(*pick(arrays), output, *scalars)
         return (output, *absent)
 
     def call_for_two(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The same for two outputs, unrolled: a loop would cost a microsecond."""
+        """The same for two outputs, without a loop over them."""
         like = arrays[first]
-        one, two = allocate(like), allocate_second(like)
+        one, two = make_first(like), make_second(like)
         run(*pick(arrays), one, two, *scalars)
         return (one, two, *absent)
 
-    allocate_second = more[0] if more else allocate
-    return call_for_two if more else call_for_one
+    return call_for_one if len(makers) == 1 else call_for_two
 
 
 def direct_launch(

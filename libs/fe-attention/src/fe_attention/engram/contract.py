@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fe_attention import epsilon
 from fe_attention.planning import engram as launch
 from fe_runtime import KernelSpec
 from fe_runtime.contract import Bound, Contract, Input, Option, Output, OutputSpec, Rule
@@ -16,14 +17,13 @@ __all__ = ["BACKWARD", "FORWARD", "GATE", "find_backward_kernel", "find_kernel"]
 ALIGNMENT = 16
 BF16 = ("bfloat16",)
 FP32 = ("float32",)
-SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, subnormal numbers aside
 
 EPS = Option(
     "eps",
     float,
     1e-20,
-    holds=lambda eps: isinstance(eps, float) and SMALLEST <= eps <= LARGEST,
-    rule="be a finite number > 0, at least 2^-126 (the arithmetic is float32)",
+    holds=epsilon.holds,
+    rule=epsilon.RULE,
     invalid=(0.0, -1.0, float("nan"), float("inf"), 1e-50),
     runtime=True,
     doc="added to the mean squares",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fe_attention import epsilon
 from fe_runtime.contract import Bound, Contract, Input, Option, Output, OutputSpec, Rule, pitched
 
 __all__ = ["ALIGNMENT", "BACKWARD_CONTRACT", "CONTRACT", "has_dropout"]
@@ -106,9 +107,6 @@ RULES = (
     ),
 )
 
-SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""Of float32, subnormal numbers aside."""
-
 CONTRACT = Contract(
     operation="hstu_lmsd_forward",
     inputs=OPERANDS,
@@ -117,8 +115,8 @@ CONTRACT = Contract(
             "eps",
             float,
             1e-6,
-            holds=lambda eps: isinstance(eps, float) and SMALLEST <= eps <= LARGEST,
-            rule="be a finite number > 0, at least 2^-126 (the arithmetic is float32)",
+            holds=epsilon.holds,
+            rule=epsilon.RULE,
             invalid=(0.0, -1.0, math.nan, math.inf, 1e-50, 1e300),
             runtime=True,
             doc="added to the variance",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fe_runtime.arrays import is_jax_array, is_torch_tensor, overlap
+from fe_runtime.arrays import is_jax_array, overlap
 from fe_runtime.contract import Bound, Sample
 from fe_runtime.contract.bind import is_writable
 from fe_runtime.errors import InvalidArgumentError, explain
+from fe_runtime.workspace import record_stream
 
 from .lmsd_contract import ALIGNMENT
 
@@ -57,9 +57,7 @@ class Workspaces:
     def record_stream(self) -> None:
         """Tell torch's allocator that the current stream uses the workspaces."""
         for _, array in self._present():
-            if is_torch_tensor(array) and array.is_cuda:
-                torch: Any = sys.modules["torch"]
-                array.record_stream(torch.cuda.current_stream(array.device))
+            record_stream(array)
 
     def cut(self, shapes: Sequence[tuple[int, ...]], bound: Bound) -> list[Any]:
         """Return the first rows of checked workspaces, as many as a kernel writes."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fe_gemm import workspace as memory
 from fe_gemm.dense.contract import sample_dtype
+from fe_runtime import workspace as memory
 from fe_runtime._callers import user_stacklevel
-from fe_runtime.arrays import is_jax_array, is_torch_tensor, overlap
+from fe_runtime.arrays import is_jax_array, is_torch_tensor
 from fe_runtime.contract import Bound
 from fe_runtime.errors import InvalidArgumentError, explain
 from fe_runtime.operation import Operation
@@ -359,10 +359,7 @@ class GroupedGemmDglu(GroupedAPI):
     def _check_workspace(self, workspace: Any, operands: tuple[Any, ...]) -> None:
         memory.check(NAME, workspace, self.scratch_workspace_bytes(), self._check()[0])
         names = (*CONTRACT.input_names, *CONTRACT.output_names)
-        for name, operand in zip(names, operands, strict=True):
-            if operand is not None and overlap(workspace, operand):
-                rule, fix = "not overlap an operand in memory", "Pass memory that nothing else uses."
-                raise InvalidArgumentError(explain(NAME, "workspace", rule, f"overlap with {name}", fix))
+        memory.check_apart(NAME, workspace, zip(names, operands, strict=True))
 
     def _quantiser(self, norm: Any, row: Any, col: Any) -> tuple[Any, Any, Any]:
         """Return what belongs to a quantised D; a complete set has no effect on another D."""

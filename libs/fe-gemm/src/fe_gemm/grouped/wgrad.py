@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fe_gemm.dense.contract import sample_dtype
-from fe_gemm.workspace import check as check_workspace
+from fe_runtime import workspace as memory
 from fe_runtime.api_base import APIBase
 from fe_runtime.arrays import get_data_ptr, is_torch_tensor
 from fe_runtime.contract import Bound, Sample
@@ -452,10 +452,7 @@ def _check_descriptors(bound: Bound, workspace: Any, mode: str) -> None:
         rule, fix = "be None for bfloat16 operands and for JAX arrays", "Leave it out: nothing needs it."
         raise InvalidArgumentError(explain(NAME, "descriptor_workspace", rule, "an array", fix))
     size = get_grouped_gemm_wgrad_workspace_size(bound.dim("E"), output_mode=mode)
-    try:
-        check_workspace(NAME, workspace, size, bound)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(str(error).replace(": workspace must", ": descriptor_workspace must", 1)) from error
+    memory.check(NAME, workspace, size, bound, "descriptor_workspace")
 
 
 def _addresses_in(stacked: Any, bound: Bound) -> Any:

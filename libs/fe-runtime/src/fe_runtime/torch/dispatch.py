@@ -40,8 +40,8 @@ def eager_key(
     records_gradient: bool, arrays: Sequence[Any], options: Mapping[str, object], backend: str
 ) -> tuple[object, ...] | None:
     """Return :func:`plain_key` if nothing observes the call and no derivative is recorded for it, else ``None``."""
-    if _is_tracing() or _transforms_active() or _dispatch_modes() or _jit_trace() or forward_ad._current_level >= 0:
-        return None  # _is_observed, written out: each call costs
+    if _is_tracing() or _is_observed():
+        return None
     return plain_key(arrays, options, backend, records_gradient and _is_grad_enabled())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fe_gemm import workspace
+from fe_runtime import workspace
 from fe_runtime.contract import Bound
 
 SCRATCH = (((3, 5), "float32"), ((7,), "bfloat16"), ((2, 2), "float32"))
@@ -52,3 +52,16 @@ def test_what_is_no_workspace(bad: Any) -> None:
 def test_what_is_one() -> None:
     for size in (100, 101):
         workspace.check("operation", torch.zeros(size, dtype=torch.uint8), 100, Bound("operation"))
+
+
+def test_errors_name_the_argument() -> None:
+    with pytest.raises(ValueError, match="operation: descriptor_workspace must be a contiguous uint8 vector"):
+        workspace.check("operation", torch.zeros(9, dtype=torch.uint8), 10, Bound("operation"), "descriptor_workspace")
+
+
+def test_a_workspace_lies_apart_from_all_operands() -> None:
+    memory = torch.zeros(256, dtype=torch.uint8)
+    apart = [("a", None), ("b", torch.zeros(4)), ("c", memory[:0])]
+    workspace.check_apart("operation", memory[:128], [*apart, ("d", memory[128:])])
+    with pytest.raises(ValueError, match=r"operation: workspace must not overlap .* overlap with d"):
+        workspace.check_apart("operation", memory[:129], [*apart, ("d", memory[128:])])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
-from fe_runtime.arrays import alignment, describe, get_device, is_torch_tensor
-from fe_runtime.contract import Bound
-from fe_runtime.dtypes import bits, framework_dtype
-from fe_runtime.errors import InvalidArgumentError, explain
+from .arrays import alignment, describe, get_device, is_torch_tensor, overlap
+from .contract import Bound
+from .dtypes import bits, framework_dtype
+from .errors import InvalidArgumentError, explain
 
-__all__ = ["ALIGNMENT", "Scratch", "check", "cut", "record_stream", "size"]
+__all__ = ["ALIGNMENT", "Scratch", "check", "check_apart", "cut", "record_stream", "size"]
 
 ALIGNMENT = 16
 """Bytes of which the address of a workspace is a multiple on a GPU."""
@@ -28,24 +28,35 @@ def size(scratch: Scratch) -> int:
     return sum(_reach(shape, dtype) for shape, dtype in scratch)
 
 
-def check(operation: str, workspace: Any, needed: int, bound: Bound) -> None:
-    """Raise ``InvalidArgumentError`` unless the workspace is a long enough uint8 vector beside the operands."""
+def check(operation: str, workspace: Any, needed: int, bound: Bound, name: str = "workspace") -> None:
+    """Raise ``InvalidArgumentError`` unless the workspace is a long enough uint8 vector beside the operands.
+
+    ``name``: that of the argument.
+    """
     rule = f"be a contiguous uint8 vector of at least {needed} bytes on {bound.device}"
     fix = "Allocate scratch_workspace_bytes() bytes."
     try:
-        desc = describe(workspace, "workspace")
+        desc = describe(workspace, name)
     except (TypeError, InvalidArgumentError) as error:
         given = type(workspace).__name__
-        raise InvalidArgumentError(explain(operation, "workspace", rule, given, fix)) from error
+        raise InvalidArgumentError(explain(operation, name, rule, given, fix)) from error
     is_vector = desc.ndim == 1 and desc.dtype == "uint8" and (desc.numel() < 2 or desc.stride[0] == 1)
     if not is_vector or desc.numel() < needed:
         given = f"{desc.dtype} of shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
-        raise InvalidArgumentError(explain(operation, "workspace", rule, given, fix))
+        raise InvalidArgumentError(explain(operation, name, rule, given, fix))
     if not bound.same_place(get_device(workspace)):
-        raise InvalidArgumentError(explain(operation, "workspace", rule, f"one on {get_device(workspace)}", fix))
+        raise InvalidArgumentError(explain(operation, name, rule, f"one on {get_device(workspace)}", fix))
     if bound.device.type == "cuda" and alignment(workspace) < ALIGNMENT:
         rule, given = f"start at a multiple of {ALIGNMENT} bytes", f"one of {alignment(workspace)}"
-        raise InvalidArgumentError(explain(operation, "workspace", rule, given, fix))
+        raise InvalidArgumentError(explain(operation, name, rule, given, fix))
+
+
+def check_apart(operation: str, workspace: Any, operands: Iterable[tuple[str, Any]]) -> None:
+    """Raise ``InvalidArgumentError`` if the workspace shares memory with an operand; absent ones are ``None``."""
+    for name, operand in operands:
+        if operand is not None and overlap(workspace, operand):
+            rule, fix = "not overlap an operand in memory", "Pass memory that nothing else uses."
+            raise InvalidArgumentError(explain(operation, "workspace", rule, f"overlap with {name}", fix))
 
 
 def cut(workspace: Any, scratch: Scratch) -> list[Any]:
