@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dense_calls import FRAMEWORKS, pairs, pitched, scaled, strides
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from naive_gemm import (
     E2M1,
     E4M3,
@@ -225,7 +225,7 @@ def values(name: str, shape: Any, dtype: str, random: Any) -> Any:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     valid_calls(CONTRACT, extents={"M": (1, 16, 48), "N": (16, 32, 64), "K": (32, 64, 96), "L": (1, 2)}, values=values)
 )
